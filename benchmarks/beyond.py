@@ -50,7 +50,7 @@ def cost_of(cut, rows, documents, width, k, negatives=7):
         negatives: of each query.
     """
     from rayembed.data.engine.parts import rows_per_part
-    from rayembed.data.mining.found import parts_of_texts
+    from rayembed.data.mining.candidate_search import parts_of_texts
 
     queries = sum(rows)
     parts, text_parts = documents / rows_per_part(documents), 0.0
@@ -73,7 +73,7 @@ def cut_table():
     """What mining and clusters cost by the functions that cut them: sizes beyond those that run."""
     from rayembed.config.mining import ClusterConfig
     from rayembed.data.clusters.scatter import ClusterCost
-    from rayembed.data.mining.found import MiningCut, Shard, cut_mining
+    from rayembed.data.mining.candidate_search import MiningCut, Shard, cut_mining
 
     lines = [
         f"Mining, {DIMENSIONS} dimensions, {CANDIDATES} candidates:\n",
@@ -130,7 +130,7 @@ def extrapolated(costs, rows=10**9):
 
 
 def mining_lines(rows):
-    from rayembed.data.mining.found import cut_mining
+    from rayembed.data.mining.candidate_search import cut_mining
 
     cut = cut_mining(parts_of(rows), rows)
     cost = cost_of(cut, parts_of(rows), rows, DIMENSIONS, CANDIDATES)

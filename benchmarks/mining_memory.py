@@ -58,8 +58,8 @@ def make_files(folder, queries, documents):
 def mine(folder, made, parts):
     """Peak RSS in MiB before and after all units were mined, seconds, negatives."""
     from rayembed.config.mining import MiningConfig
+    from rayembed.data.mining.candidate_search import CorpusSearch, MineUnit, Shard
     from rayembed.data.mining.corpus import CorpusFiles
-    from rayembed.data.mining.found import CorpusSearch, MineUnit, Shard
     from rayembed.data.mining.tasks import MineParts
 
     records, others, vectors = made

@@ -12,10 +12,10 @@ from benchmarks.beyond import cost_of
 from mining_step import configured, mine, pipeline_context, prepared
 
 from rayembed.assets import local_copies
+from rayembed.data.mining import candidate_search
 from rayembed.data.mining import corpus as corpora
-from rayembed.data.mining import found
+from rayembed.data.mining.candidate_search import SHARD_STEP, MiningCut, Shard, cut_mining
 from rayembed.data.mining.corpus import CorpusFiles, open_corpus
-from rayembed.data.mining.found import SHARD_STEP, MiningCut, Shard, cut_mining
 from rayembed.data.vectors.embed import embed_parts
 from rayembed.errors import ArtifactError, ConfigError, PlacementError
 from rayembed.search import tiles
@@ -48,7 +48,7 @@ def test_a_cut_has_each_part_once_and_shards_where_a_search_cuts() -> None:
         assert (made.shards[0].first, made.shards[-1].stop) == (0, None)
         assert all(shard.first % SHARD_STEP == 0 for shard in made.shards)
         sizes = np.diff([shard.first for shard in made.shards])
-        assert (sizes >= found.SHARD_DOCUMENTS - SHARD_STEP).all()
+        assert (sizes >= candidate_search.SHARD_DOCUMENTS - SHARD_STEP).all()
     assert cut_mining([], 5).units == ()
     billion = cut_mining([8192] * 122_071, 10**9)
     assert {len(unit) for unit in billion.units[:-1]} == {64}
@@ -83,11 +83,11 @@ def test_units_shards_and_mapped_metadata_change_nothing(
     config = configured(**changes)
     whole, manifest = mine(tmp_path / "whole", rows, config, 7)
     monkeypatch.setattr(tiles, "CPU", SMALL)
-    monkeypatch.setattr(found, "UNIT_QUERIES", 3 * 8192)
-    monkeypatch.setattr(found, "UNITS", 3 if approximate else 8)
-    monkeypatch.setattr(found, "SHARD_STEP", 8)
-    monkeypatch.setattr(found, "SHARD_DOCUMENTS", 16)
-    monkeypatch.setattr(found, "PARTS_OF_TEXTS", 2)
+    monkeypatch.setattr(candidate_search, "UNIT_QUERIES", 3 * 8192)
+    monkeypatch.setattr(candidate_search, "UNITS", 3 if approximate else 8)
+    monkeypatch.setattr(candidate_search, "SHARD_STEP", 8)
+    monkeypatch.setattr(candidate_search, "SHARD_DOCUMENTS", 16)
+    monkeypatch.setattr(candidate_search, "PARTS_OF_TEXTS", 2)
     monkeypatch.setattr(corpora, "_MAPPED_DOCUMENTS", 1)
     monkeypatch.setattr(corpora, "_RANGE_DOCUMENTS", 10)
     searched = cut_mining([9] * 7, 60, indexed=approximate)
@@ -99,7 +99,7 @@ def test_units_shards_and_mapped_metadata_change_nothing(
     for name in manifest.keys() - {"seconds", "search"}:
         assert manifest_of_units[name] == manifest[name], name
     # The control: what only the first shard has.
-    monkeypatch.setattr(found, "merged_top_k", lambda first, second: first)
+    monkeypatch.setattr(candidate_search, "merged_top_k", lambda first, second: first)
     if not approximate:
         assert mine(tmp_path / "first", rows, config, 7)[0] != whole
 

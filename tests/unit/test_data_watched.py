@@ -95,13 +95,13 @@ def test_a_unit_that_was_late_too_often_is_an_error_that_names_it(monkeypatch) -
     guard = on_ray.Guard(Remote(watch), "a", 5.0)
     units = [(n, SimpleNamespace(key=f"k{n}", path=f"file{n}")) for n in range(3)]
     for _ in range(TRIES):
-        given = guard.told(units)
+        given = guard.watched(units)
         assert [next(given).key, next(given).key] == ["k0", "k1"]
         (unit,) = watch.running("a")
         assert (unit.number, unit.name) == (1, "k1 of file1")
         watch.count_late("a", unit, ended=True)
         given.close()
-    given = guard.told(units)
+    given = guard.watched(units)
     assert next(given).key == "k0", "units before it are done again"
     with pytest.raises(WorkerError, match=r"unit k1 of file1 took longer .*=5 in each of 3"):
         next(given)

@@ -509,13 +509,13 @@ def test_an_endpoint_that_is_not_there_is_told_early(tmp_path: Path) -> None:
     with chat_server() as server:
         here = dataset_of(endpoint(server))
         assert here.repair is not None
-        here.repair.judge.check_asked("repair.judge", str(tmp_path))
+        here.repair.judge.check_endpoint("repair.judge", str(tmp_path))
         keyed = dataset_of({"kind": "endpoint", "llm": {"api_key_env": "NO_SUCH_KEY"}})
         assert keyed.repair is not None
         with pytest.raises(ConfigError, match=r"repair\.judge\.llm\.api_key_env names NO_SUCH"):
-            keyed.repair.judge.check_asked("repair.judge", str(tmp_path))
+            keyed.repair.judge.check_endpoint("repair.judge", str(tmp_path))
     with pytest.raises(ConfigError, match=r"repair\.judge\.llm\.url = .*: nothing answers there"):
-        here.repair.judge.check_asked("repair.judge", str(tmp_path))
+        here.repair.judge.check_endpoint("repair.judge", str(tmp_path))
     # One that has answered may have answered everything.
     with chat_server(reply=knows) as server:
         asked = dataset_of(endpoint(server))

@@ -17,7 +17,8 @@ Evaluator = Callable[["TrainableModel", int], Mapping[str, float]]
 
 
 class Evaluate(Callback):
-    """Calls an evaluator of your own every so many steps; its figures stand in the step's metrics.
+    """Call the user's evaluator every `every_steps` steps, and add its results to the step's
+    metrics.
 
     They are in the run's `metrics.jsonl`, in MLflow and its mirrors, as `own/<name>`. The model is
     in evaluation mode and without gradients meanwhile, and random numbers stay as they were, so
@@ -39,11 +40,11 @@ class Evaluate(Callback):
         self._trainer: StageTrainer | None = None
 
     def on_train_start(self, trainer: "StageTrainer", step: int) -> None:
-        """Keep the trainer, whose model is evaluated."""
+        """Store the trainer, whose model is evaluated."""
         self._trainer = trainer
 
     def on_step_end(self, record: StepRecord) -> None:
-        """Evaluate after a step whose turn it is."""
+        """Evaluate after every `every_steps` steps."""
         if record["step"] % self._every or self._trainer is None:
             return
         import torch
@@ -63,5 +64,5 @@ class Evaluate(Callback):
             record[f"own/{name}"] = float(value)
 
     def on_train_end(self) -> None:
-        """Let the trainer go."""
+        """Release the trainer."""
         self._trainer = None

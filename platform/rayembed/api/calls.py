@@ -1,4 +1,4 @@
-"""What all calls do with their arguments, and what they show meanwhile."""
+"""Shared argument checks and progress display of the Python functions."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ from rayembed.display.quiet import quiet
 from rayembed.pipeline.stopping import ended_in_order
 
 _SHORT_SECONDS = 2.0
-"""Seconds of a call that shows no progress."""
+"""Maximum seconds of a call without a progress display."""
 
 
 def reference_of(model: str | Path) -> str:
@@ -27,8 +27,7 @@ def reference_of(model: str | Path) -> str:
 
 
 def check_addresses(**given: Any) -> None:
-    """Check that no argument of a call, nor a setting of `settings`, is an address with a password,
-    key or token.
+    """Check that no argument or setting of a call is an address with a password, key or token.
 
     Raises:
         ConfigError: one is; the message names it and does not repeat it.
@@ -43,7 +42,8 @@ def check_addresses(**given: Any) -> None:
 
 
 def default_name(kind: str, run: Run, keys: Iterable[str]) -> str:
-    """Name of a run by its settings and what its files hold: rows that change make another run.
+    """Default name of a run, derived from its settings and the content of its files: rows that
+    change make another run.
 
     Args:
         kind: begins the name.
@@ -53,7 +53,7 @@ def default_name(kind: str, run: Run, keys: Iterable[str]) -> str:
 
 
 def assignments_of(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as words of `--set`."""
+    """Convert settings to arguments of `--set`."""
     return [
         f"{path}={value if isinstance(value, str) else json.dumps(value)}"
         for path, value in settings.items()
@@ -62,7 +62,7 @@ def assignments_of(settings: Mapping[str, Any]) -> list[str]:
 
 @contextmanager
 def shown() -> Iterator[None]:
-    """Show rayembed's log inside the block, where the caller has set up no logging; a signal that
+    """Show rayembed's log inside the block, unless the caller has set up logging; a signal that
     ends the program has the block end in order first.
     """
     with ended_in_order(), _log_shown():
@@ -70,8 +70,8 @@ def shown() -> Iterator[None]:
 
 
 class EncodingProgress:
-    """Shows how far a call of `encode` is: texts, their rate and the time left; of a call of a few
-    seconds nothing. Called with the number of texts encoded so far, and of all.
+    """Progress display of an `encode` call: texts, their rate and the time left; short calls show
+    none. Called with the number of texts encoded so far, and of all.
     """
 
     def __init__(self) -> None:

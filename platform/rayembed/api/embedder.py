@@ -18,7 +18,7 @@ class Embedder:
 
     def __init__(self, model: Any, reference: str) -> None:
         self.model = model
-        """The model as rayembed's rooms use it, a `models.contract.EmbeddingModel`."""
+        """The underlying model, a `models.contract.EmbeddingModel`."""
         self.reference = reference
 
     def encode(
@@ -30,7 +30,7 @@ class Embedder:
         tokens_per_batch: int | None = None,
         allow_empty: bool = False,
     ) -> "np.ndarray":
-        """Float32 unit vectors: (D,) of one text, (N, D) of a sequence of them.
+        """Encode texts to float32 unit vectors: (D,) of one text, (N, D) of a sequence of them.
 
         A call of more than a few seconds shows its progress.
 
@@ -62,17 +62,17 @@ class Embedder:
             )
 
     def encode_query(self, texts: str | Sequence[str], **options: Any) -> "np.ndarray":
-        """Vectors of queries; see `encode`."""
+        """Encode queries to vectors; see `encode`."""
         return self.encode(texts, role="query", **options)
 
     def encode_document(self, texts: str | Sequence[str], **options: Any) -> "np.ndarray":
-        """Vectors of documents; see `encode`."""
+        """Encode documents to vectors; see `encode`."""
         return self.encode(texts, role="document", **options)
 
     def similarity(
         self, queries: str | Sequence[str], documents: str | Sequence[str], **options: Any
     ) -> "np.ndarray":
-        """Cosines of each query (row) with each document (column); one text has no axis.
+        """Cosine similarity of each query (row) with each document (column); one text has no axis.
 
         Options are those of `encode`.
         """

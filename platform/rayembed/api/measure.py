@@ -1,4 +1,4 @@
-"""Vectors and scores of a model, and hard negatives by one."""
+"""Encode, evaluate and mine with a model, and adapt an encoder to documents."""
 
 import json
 from collections import Counter
@@ -28,7 +28,7 @@ _OF_JUDGEMENTS = ["query-id", "corpus-id"]
 def encode(
     model: "Embedder | Trained | str | Path", texts: str | Sequence[str], **options: Any
 ) -> Any:
-    """Vectors of texts by a model, a result of `train` or a reference; see `Embedder.encode`."""
+    """Encode texts by a model, a result of `train` or a reference; see `Embedder.encode`."""
     if isinstance(model, Trained):
         model = model.model
     return (model if isinstance(model, Embedder) else load(str(model))).encode(texts, **options)
@@ -41,7 +41,7 @@ def evaluate(
     output: str | Path = "outputs",
     settings: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
-    """Main score by task; what was scored before is read.
+    """Evaluate a model: main score by task; existing scores are reused.
 
     Args:
         model: a result of `train` or `load`, or whatever `rayembed evaluate --model` takes.
@@ -79,7 +79,7 @@ def evaluate(
 
 
 def _asked(tasks: Any, storage: str) -> dict[str, Any]:
-    """Settings that name the tasks."""
+    """Settings that name the requested tasks."""
     if isinstance(tasks, Mapping):
         folder = _beir_folder(tasks, storage)
         return {"own_sets": [{"name": Path(folder).name, "path": folder}]}
@@ -97,7 +97,7 @@ def _asked(tasks: Any, storage: str) -> dict[str, Any]:
 
 
 def _beir_folder(given: Mapping[str, Any], storage: str) -> str:
-    """Folder in BEIR's layout of a set in memory, named by what it holds."""
+    """Folder in BEIR's layout with an in-memory set, named by its content."""
     from rayembed.config.document import fingerprint
 
     wanted = {"queries", "corpus", "qrels"}
@@ -144,7 +144,7 @@ def _items(given: Any, part: str) -> list[tuple[Any, Any]]:
 
 
 def _text_row(part: str, name: Any, text: Any) -> dict[str, str]:
-    """Row of a document or query: a text, or for a document title and text."""
+    """Convert a document or query to a row: a text, or for a document title and text."""
     given = dict(text) if isinstance(text, Mapping) and part == "corpus" else {"text": text}
     found = {key: _as_text(value) for key, value in given.items()}
     texts = all(isinstance(t, str) and is_unicode(t) for t in found.values())
@@ -164,7 +164,7 @@ def _as_text(value: Any) -> Any:
 
 
 def _id(value: Any, part: str) -> str:
-    """Id as rows of files have it: a text, or the digits of a number."""
+    """Convert an id to the form of files' rows: a text, or the digits of a number."""
     from rayembed.data.sources.cells import RowError, name_in
 
     try:
@@ -179,7 +179,9 @@ def _id(value: Any, part: str) -> str:
 
 
 def _grades(query: str, judged: Any) -> list[tuple[str, int]]:
-    """Documents of a query with their grades; documents in a list or a set have the grade 1."""
+    """Documents of a query with their relevance grades; documents in a list or a set have the grade
+    1.
+    """
     where = f"qrels of the query {query!r}"
     array = hasattr(judged, "dtype") and not hasattr(judged, "items")
     if array or isinstance(judged, list | tuple | set | frozenset):
@@ -210,7 +212,7 @@ def mine(
     output: str | Path = "outputs",
     settings: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """The pairs with hard negatives that a teacher finds among all positives.
+    """Add hard negatives to pairs: the teacher's most similar documents that are not positives.
 
     Rows of `query`, `positive` and `negatives`, the hardest first, which `train` takes; a query for
     which the rule (positive-aware, arXiv 2407.15831) accepts fewer has fewer. `positive` is a text,
@@ -275,7 +277,7 @@ def adapt(
     workers: int = 1,
     settings: Mapping[str, Any] | None = None,
 ) -> Trained:
-    """Adapt an encoder to documents without a label, score it beside its start, register it.
+    """Adapt an encoder to unlabelled documents, score it before and after, and register it.
 
     Each document gives a pair by its structure, a teacher filters these and mines hard negatives,
     and its scores are distilled. The run is that of `rayembed adapt`; the same call goes
@@ -327,7 +329,7 @@ def adapt(
 def corpus_run(
     path: str, found: Mapping[str, Any], settings: Mapping[str, Any], name: str | None
 ) -> Run:
-    """The run of `adapt` over the documents at `path`.
+    """Settings of `adapt` for the documents at `path`.
 
     Args:
         path: of the documents.
@@ -352,7 +354,7 @@ def corpus_run(
 
 
 def _documents(corpus: Rows) -> Rows:
-    """Rows with the columns `title` and `text` of what are texts or tuples."""
+    """Convert texts or tuples to rows with the columns `title` and `text`."""
     is_table = hasattr(corpus, "column_names") or hasattr(corpus, "iloc")
     if isinstance(corpus, str | Path | Mapping) or is_table or not isinstance(corpus, Iterable):
         return corpus

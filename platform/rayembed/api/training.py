@@ -1,4 +1,4 @@
-"""Fine-tuning on pairs, from whatever holds them to a registered model."""
+"""Fine-tuning on pairs from memory or files, up to a registered model."""
 
 import logging
 import math
@@ -33,17 +33,17 @@ logger = logging.getLogger(__name__)
 
 _DATASET = "data.datasets.pairs"
 _MOST_NEGATIVES = 7
-"""Negatives of a row that are trained with."""
+"""Maximum number of negatives of a row used in training."""
 
 _HELD_OUT = 10
-"""Documents that are held out at least; fewer would say nothing of retrieval."""
+"""Minimum number of held-out documents: fewer would say nothing of retrieval."""
 
 _UNSCORED: Mapping[str, Any] = {
     f"{_DATASET}.held_out": None,
     "evaluation.guard": None,
     "evaluation.benchmarks": [],
 }
-"""Settings of runs over rows of which none can be spared for scores."""
+"""Settings of runs whose rows are too few to hold any out for scores."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,7 +59,7 @@ class Trained:
 
     @cached_property
     def model(self) -> Embedder:
-        """The model that is kept, loaded when it is first used."""
+        """The kept model, loaded at first use."""
         return load(self.folder)
 
     @property
@@ -70,7 +70,7 @@ class Trained:
 
     @property
     def verdict(self) -> str | None:
-        """What the guard found, in points: own and general gains of the trained model and of
+        """The guard's decision, in points: own and general gains of the trained model and of
         mixtures, and which is kept, `start` where none is better; None without a guard.
         """
         verdict = self.outcome.verdict
@@ -133,7 +133,7 @@ def train(
     callbacks: "Sequence[Callback]" = (),
     settings: Mapping[str, Any] | None = None,
 ) -> Trained:
-    """Fine-tune an encoder on pairs, score it beside its start, register it.
+    """Fine-tune an encoder on pairs, score it before and after training, and register it.
 
     Mixtures of the two are scored too, on general tasks as well, and the one is kept that gains
     most on a held-out part of the pairs and loses less in general (docs/guard.md); `verdict`
@@ -189,7 +189,7 @@ def train(
 
 
 def trained_by(run: Run, callbacks: "Sequence[Callback]" = ()) -> Trained:
-    """What a run gives, after a look at all that it names.
+    """Execute a run after checking everything that it names.
 
     Raises:
         RayembedError: as `train`.
@@ -210,7 +210,7 @@ def trained_by(run: Run, callbacks: "Sequence[Callback]" = ()) -> Trained:
 def _run_over(
     path: str, found: Mapping[str, Any], settings: Mapping[str, Any], name: str | None
 ) -> Run:
-    """The run of `train` over the rows at `path`.
+    """Settings of `train` for the rows at `path`.
 
     Args:
         found: settings by the arguments, before what the rows say.
@@ -266,33 +266,33 @@ def _check_callback(callback: object) -> None:
 
 _MANY_ROWS = 20_000
 _MANY_DOCUMENTS = 10 * (_HELD_OUT + 1)
-"""Documents from which on a tenth of the rows that are read are enough."""
+"""Number of documents from which a tenth of the read rows suffices."""
 
 
 @dataclass
 class _Look:
-    """What files hold."""
+    """Properties of the rows in files."""
 
     rows: int = 0
-    """Rows that were read: all, or the first of many."""
+    """Number of rows read: all, or the first of many."""
     columns: set[str] = field(default_factory=set)
     """Names of the columns that any row has."""
     negatives: int = 0
-    """Largest number of negatives of a row, in a column `negatives`; at most 7."""
+    """Maximum number of negatives of a row, in a column `negatives`; at most 7."""
     documents: int = 0
     """Number of distinct cells of the column `positive`, of graded pairs `sentence2`."""
     keys: list[str] = field(default_factory=list)
-    """Keys of the files' pieces, which change with what these hold."""
+    """Keys of the files' pieces, which change with the content."""
 
 
 _FORM = ("delimiter", "encoding", "quotes")
-"""Settings of a source that say how files are written."""
+"""Settings of a source that describe the format of its files."""
 
 
 def _look_at(
     path: str, *, delimiter: str | None, encoding: str | None, quotes: str | None = None
 ) -> _Look:
-    """Read the rows once, for what follows from their number, of many rows the first ones.
+    """Read the rows once for settings that depend on their number; only the first of many.
 
     Raises:
         DataError: there are no rows.

@@ -19,8 +19,9 @@ from rayembed.assets.storage import read_bytes, write_atomic
 from rayembed.errors import ArtifactError
 
 _ONE_AT_A_TIME = threading.Lock()
-"""Held while NumPy reads headers: it has Python parse them, of which two threads at a time end in a
-SystemError now and then (CPython's issue 106905; seen with 3.11.7)."""
+"""Lock for reading headers with NumPy: it has Python parse them, of which two threads at a time end
+in a SystemError now and then (CPython's issue 106905; seen with 3.11.7).
+"""
 
 REMEDY = "Remove it and start the job again, which makes it anew"
 
@@ -48,8 +49,8 @@ def load_array(path: str, remedy: str = REMEDY) -> np.ndarray:
 
 
 def map_array(path: Path, remedy: str = REMEDY) -> np.ndarray:
-    """An array of a local file written by `save_array`, mapped for reading: what is read of it
-    stays in memory as long as there is room. The file is read whole once, to be checked.
+    """Memory-map an array of a local file written by `save_array`: what is read of it stays in
+    memory as long as there is room. The file is read whole once, to be checked.
 
     Args:
         remedy: as of `load_array`.
@@ -114,12 +115,12 @@ SEAL_BYTES = len(_MARK) + 16
 
 
 def is_seal(content: bytes | memoryview) -> bool:
-    """Whether some bytes begin as a seal does."""
+    """Whether bytes begin like a seal."""
     return bytes(content[: len(_MARK)]) == _MARK
 
 
 def seal_of(content: bytes | memoryview) -> bytes:
-    """Seal of some bytes: a mark, then their xxh3-128."""
+    """Compute the seal of bytes: a mark, then their xxh3-128."""
     return _MARK + xxhash.xxh3_128_digest(content)
 
 

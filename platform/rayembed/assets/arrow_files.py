@@ -153,8 +153,8 @@ def _sealed_footer(file: pa.NativeFile) -> pq.FileMetaData:
 
 
 def _footer_of_any(file: pa.NativeFile) -> pq.FileMetaData | None:
-    """Read the footer of a file that others may have written, whose footer has no seal; None: Arrow
-    shall read it, and say what is wrong with it.
+    """Read the footer of a file from any writer, which has no seal; None: Arrow shall read it, and
+    say what is wrong with it.
 
     Raises:
         pyarrow.ArrowInvalid: it has a seal and is not what was written.
@@ -172,7 +172,7 @@ def _footer_of_any(file: pa.NativeFile) -> pq.FileMetaData | None:
 
 
 def _end_of(file: pa.NativeFile) -> tuple[bytes, bytes]:
-    """What stands where a seal would, and the footer to the file's end.
+    """Read the bytes in the seal's position, and the footer up to the file's end.
 
     Raises:
         ValueError: it does not end as a file with both does.
@@ -233,7 +233,8 @@ def read_stream(source: Any) -> pa.Table:
 
 
 def check_plain(schema: pa.Schema) -> None:
-    """Raise if a column, nested ones included, has a type whose values a library constructs.
+    """Raise if a column, nested ones included, has a type whose values are constructed by library
+    code.
 
     Raises:
         pyarrow.ArrowInvalid: one has; the message names it.
@@ -248,7 +249,7 @@ def check_plain(schema: pa.Schema) -> None:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Raise if two columns have one name: readers take either of them.
+    """Raise if two columns have the same name: readers take either of them.
 
     Raises:
         pyarrow.ArrowInvalid: two have.
@@ -262,7 +263,7 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _foreign(dtype: pa.DataType) -> str | None:
-    """Name of such a type within a type; None without one."""
+    """Name of an extension type nested within a type; None without one."""
     if isinstance(dtype, pa.BaseExtensionType):
         # Those that Python classes define may make their values themselves; Arrow's own do not.
         of_python = isinstance(dtype, pa.ExtensionType)

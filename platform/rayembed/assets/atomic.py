@@ -24,14 +24,14 @@ from typing import BinaryIO
 from rayembed.errors import StorageFullError
 
 STALE_SECONDS = 3600.0
-"""Age from which a file that a writer left half-written is stale, and from which an unfinished
-folder counts as left by a job that has ended."""
+"""Age in seconds from which an unfinished file or folder counts as left by a writer that has ended.
+"""
 
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.tmp")
 
 
 def write_beside(target: Path, content: BinaryIO) -> None:
-    """Write a file so that readers see the old content or the new, never a part.
+    """Write a file atomically, so that readers see the old content or the new, never a part.
 
     Missing folders are made; the content is on disk when the file has its name.
 
@@ -56,8 +56,8 @@ def write_beside(target: Path, content: BinaryIO) -> None:
 
 @lru_cache(maxsize=10_000)
 def remove_unfinished(folder: Path, _process: int) -> None:
-    """Remove temporary files in a folder that killed writers left and that were not written to for
-    `STALE_SECONDS`; once a process and folder.
+    """Remove temporary files of killed writers that have not been written to for `STALE_SECONDS`;
+    once a process and folder.
     """
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -93,8 +93,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def room_for(path: str | Path, otherwise: str = "") -> Iterator[None]:
-    """Tell a disk that fills up inside the block, whatever library writes there and however it says
-    so; other errors pass.
+    """Raise StorageFullError when a write in the block fails for lack of disk space; other errors
+    pass.
 
     Args:
         path: what is written, which the error names.
@@ -116,7 +116,7 @@ def room_for(path: str | Path, otherwise: str = "") -> Iterator[None]:
 def full(
     path: str | Path, error: Exception, *, kept: str = "", otherwise: str = ""
 ) -> StorageFullError:
-    """Error for a write that failed for lack of space, with the free bytes beside a local path.
+    """Error for a write that failed for lack of space, with the free bytes of a local path.
 
     Args:
         kept: what is left of the file, behind a dot.

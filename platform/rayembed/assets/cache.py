@@ -74,13 +74,13 @@ def filled(entry: Path, fill: Callable[[Path], None], *, checked: bool = False) 
 
 
 def mark_used(entry: Path) -> None:
-    """Note that an entry is used now, for `remove_unused`."""
+    """Record that an entry is used now, for `remove_unused`."""
     with suppress(OSError):  # a cache of somebody else's
         os.utime(entry / _MANIFEST)
 
 
 def remove_unused(folder: Path, seconds: float, keep: Path) -> None:
-    """Remove the entries of a folder that were used last more than so many seconds ago.
+    """Remove the entries of a folder that have not been used for a number of seconds.
 
     A process that has mapped files of one keeps what it has; one that asks again fills it again.
 
@@ -100,7 +100,9 @@ def remove_unused(folder: Path, seconds: float, keep: Path) -> None:
 
 
 def is_complete(entry: Path, *, checked: bool = False) -> bool:
-    """Whether every file in the entry's manifest exists with its size, or if `checked` content."""
+    """Whether every file in the entry's manifest exists with its size, and with its content if
+    `checked`.
+    """
     try:
         listed = json.loads((entry / _MANIFEST).read_text(encoding="utf-8"))
         return all(_told(entry / _FILES / name, checked) == was for name, was in listed.items())
@@ -109,7 +111,7 @@ def is_complete(entry: Path, *, checked: bool = False) -> bool:
 
 
 def _told(file: Path, checked: bool) -> int | str:
-    """What the manifest tells of a file: its size in bytes, or if `checked` its xxh3-128."""
+    """Entry of a file in the manifest: its size in bytes, or if `checked` its xxh3-128."""
     if not checked:
         return file.stat().st_size
     with file.open("rb") as content:
@@ -117,7 +119,7 @@ def _told(file: Path, checked: bool) -> int | str:
 
 
 def _replace(entry: Path, fill: Callable[[Path], None], checked: bool) -> None:
-    """Fill a folder beside the entry and rename it; the caller holds the entry's lock."""
+    """Fill a new folder next to the entry and rename it; the caller holds the entry's lock."""
     for abandoned in entry.parent.glob(f".{glob.escape(entry.name)}.partial-*"):
         shutil.rmtree(abandoned)
     if os.path.lexists(entry):
@@ -143,7 +145,7 @@ def _replace(entry: Path, fill: Callable[[Path], None], checked: bool) -> None:
 
 
 def _check_is_ours(entry: Path) -> None:
-    """Check that what lies at the place of an entry is one, whole or damaged: entries are renamed
+    """Check that the path of an entry holds a cache entry, whole or damaged: entries are renamed
     into place with a manifest and their files, and with nothing else.
     """
     ours = entry.is_dir() and not entry.is_symlink()

@@ -22,7 +22,7 @@ _OF_ENVIRONMENT = ("AWS_", "GOOGLE_", "CLOUDSDK_", "HTTP_PROXY", "HTTPS_PROXY", 
 """Prefixes of environment variables that affect a client."""
 
 _LOST = {"tls_verify_certificates", "tls_ca_dir_path", "smart_defaults"}
-"""Options of an address that a client does not report back."""
+"""Options of an address that a client does not return."""
 
 
 @dataclass(frozen=True)
@@ -45,25 +45,27 @@ one after the 120 seconds of its client, which pyarrow cannot change."""
 
 
 _FIRST_PAUSE = 0.25
-"""Seconds until a read is tried again."""
+"""Seconds until a read is first retried."""
 
 _UNANSWERED = (
     "AWS Error NETWORK_CONNECTION",
     "google::cloud::Status(UNAVAILABLE",
     "google::cloud::Status(DEADLINE_EXCEEDED",
 )
-"""Texts in Arrow's errors that indicate a missing answer; it has no other sign."""
+"""Texts in Arrow's errors that indicate a missing response; it has no other sign."""
 
 _MISTAKEN = "Failed to flush response stream"
-"""Text of Arrow's error where the answer was longer than what was asked for, as that of a server
-which is too busy: its client sees no status then, and does not ask again."""
+"""Text of Arrow's error where the response was longer than requested, as from a server that is too
+busy: its client sees no status then, and does not ask again.
+"""
 
 
 _MOST_USES = 100
-"""Times that a client is used until another one takes its place. AWS's client has 100 tries beyond
+"""Number of uses after which a client is replaced by a new one. AWS's client has 100 tries beyond
 the first in all, and gets one back for each success, of which Arrow never tells it: then it fails
-at every answer of a busy server. Measured with 30 % of requests failing and four tries: 2 of
-260 looks failed before 103 requests had, then each that the server refused, 44 of 140."""
+at every answer of a busy server. Measured with 30 % of requests failing and four tries: 2 of 260
+looks failed before 103 requests had, then each that the server refused, 44 of 140.
+"""
 
 
 _OPTIONS = re.compile(r"\?\w+=[^?]*\Z")
@@ -75,13 +77,15 @@ _making: dict[int, threading.Lock] = {}
 
 
 def split_options(address: str) -> tuple[str, str]:
-    """The address without its options, and these with their question mark; empty without any."""
+    """Split an address into the address without options, and its options with their question mark;
+    empty without any.
+    """
     found = _OPTIONS.search(address)
     return (address, "") if found is None else (address[: found.start()], found.group())
 
 
 def split_address(address: str) -> tuple[str, str]:
-    """Address of the bucket, with all options, and the path that a filesystem of it takes.
+    """Split an address into that of the bucket, with all options, and the path for its filesystem.
 
     A key is the one that stands there, as for other tools: `%20` is no space.
     """
@@ -114,13 +118,13 @@ def connect(address: str) -> tuple[pyarrow.fs.FileSystem, str]:
 
 
 class _Client:
-    """A filesystem that is made anew after a number of uses."""
+    """Filesystem that is created again after a number of uses."""
 
     def __init__(self, make: Callable[[], pyarrow.fs.FileSystem]) -> None:
         self._make, self._filesystem, self._left = make, make(), _MOST_USES
 
     def used(self) -> pyarrow.fs.FileSystem:
-        """The filesystem for one more use; who has had an earlier one keeps it."""
+        """Count a use and return the filesystem; earlier ones stay valid."""
         if not self._left:
             self._filesystem, self._left = self._make(), _MOST_USES
         self._left -= 1
@@ -152,9 +156,8 @@ def _limits(filesystem: pyarrow.fs.FileSystem, patience: Patience) -> dict[str, 
     }
 
 
-def asked_again(read: Callable[[], T]) -> T:
-    """Result of a read, tried again with doubling pauses where object storage was too busy and its
-    client takes that for a defect.
+def read_with_retries(read: Callable[[], T]) -> T:
+    """Retry a read with doubling pauses while object storage is too busy.
 
     Raises:
         OSError: what the last try raises.

@@ -1,4 +1,4 @@
-"""Model folders without weights for torch, which a package reads by the format that they name."""
+"""Model folders without torch weights, which a package loads by the format that they name."""
 
 import json
 from collections.abc import Callable
@@ -12,22 +12,25 @@ from rayembed.errors import ArtifactError, ConfigError
 
 @dataclass(frozen=True)
 class FolderFormat:
-    """How a package reads the folders of its format."""
+    """Functions that load the model folders of one format."""
 
     load: Callable[[Path], Any]
-    """Gives the model, a `TransformerModel` in evaluation mode; raises ArtifactError where files
-    are missing or damaged, ConfigError where a package is not installed."""
+    """Function that loads the model, a `TransformerModel` in evaluation mode; raises ArtifactError
+    where files are missing or damaged, ConfigError where a package is not installed.
+    """
     check: Callable[[Path], object]
-    """Raises ArtifactError where files are missing; loads nothing."""
+    """Function that raises ArtifactError where files are missing; loads nothing."""
     packages: Callable[[Path], tuple[str, ...]]
-    """Gives the packages that reading a folder needs beside those of every model."""
+    """Function that returns the packages that loading a folder needs in addition to the common
+    ones.
+    """
 
 
 FORMATS = NamedTable("rayembed.folder_formats", FolderFormat, "format of model folders", {})
 
 
 def stated_format(folder: Path) -> str | None:
-    """Name of the format of a saved model; None: it has weights for torch.
+    """Name of the format that a saved model states; None: it has weights for torch.
 
     Raises:
         ArtifactError: its settings cannot be read.
@@ -45,7 +48,7 @@ def stated_format(folder: Path) -> str | None:
 
 
 def format_of(folder: Path) -> FolderFormat | None:
-    """What reads a saved model that has a format; None: it has weights for torch.
+    """Look up the format of a saved model; None: it has weights for torch.
 
     Raises:
         ArtifactError: its settings cannot be read.

@@ -21,14 +21,14 @@ from rayembed.errors import AssetError, ConfigError
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 10.0
-"""Longest wait for the hub's word on a repository, before anything is fetched from it."""
+"""Maximum wait in seconds for the hub to confirm a repository, before anything is downloaded."""
 
 _FORM = "hf://[datasets/]org/name@revision[/path/inside]"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SPECIAL_REVISION = re.compile(r"refs(?:/|%2F)(?:convert|pr)(?:/|%2F)[^/]+")
 _MODEL_FILES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".tiktoken")
 _GRAPHS = ("graph.onnx", "graph.xml")
-"""Graphs of our own models for CPU runtimes, in whose folders there are no other weights."""
+"""Names of exported graphs for CPU runtimes, whose folders have no other weights."""
 _GRAPH_FILES = (".onnx", ".data", ".xml", ".bin")
 _OTHER_FORMATS = frozenset({"onnx", "openvino", "original", "coreml", "gguf", "runs"})
 
@@ -141,8 +141,8 @@ def fetch_model_from_hub(reference: str, cache: Path | None) -> Path:
 
 
 def look_at_hub(reference: str) -> None:
-    """Return when this machine's cache has something of the repository's revision, or the hub says
-    that there is such a one; nothing is fetched.
+    """Check that a repository's revision is in this machine's cache or on the hub; nothing is
+    downloaded.
 
     Raises:
         AssetError: there is none, or no answer within `LOOK_SECONDS`.
@@ -165,7 +165,7 @@ def look_at_hub(reference: str) -> None:
 
 
 def model_files(names: list[str], inside: str = "") -> list[str]:
-    """File names below `inside` that loading a model needs."""
+    """Names of the files below `inside` that loading a model needs."""
     prefix = f"{inside}/" if inside else ""
     below = [name for name in names if name.startswith(prefix)]
     kept = [
@@ -215,11 +215,11 @@ def _snapshot(
 
 
 _OF_TRAINING = ("made-of.json", ".*")
-"""Files of a model's folder that are notes of the run that made it."""
+"""Files in a model's folder that only document the training run."""
 
 
 def check_repository_name(name: str) -> str:
-    """Return `org/name`; raise unless the hub takes it.
+    """Check and return `org/name`; raise unless the hub takes it.
 
     Raises:
         ConfigError: it is of another form.

@@ -1,4 +1,4 @@
-"""The hub's client with time limits and retries, and its errors in words that say what to do.
+"""The hub's client with time limits and retries, and error messages with remedies.
 
 huggingface_hub sends some requests, such as the listing of a repository, without any limit: an
 address that accepts connections and never answers would be waited for for ever. It repeats some
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 LIMITS_SECONDS: Mapping[str, float] = {"connect": 10, "pool": 10, "read": 60, "write": 60}
-"""Seconds until a connection, and between two bytes of an answer. HF_HUB_ETAG_TIMEOUT and
-HF_HUB_DOWNLOAD_TIMEOUT change those of downloads (10)."""
+"""Timeouts in seconds for a connection, and between two bytes of a response. HF_HUB_ETAG_TIMEOUT
+and HF_HUB_DOWNLOAD_TIMEOUT change those of downloads (10).
+"""
 
 
 def hub_endpoint() -> str | None:
@@ -37,7 +38,7 @@ def hub_endpoint() -> str | None:
 
 
 def hub_api() -> "HfApi":
-    """The hub's interface, whose requests end in time."""
+    """The hub's API client with request timeouts."""
     from huggingface_hub import HfApi
 
     limit_hub()
@@ -66,7 +67,7 @@ def _limit(request: "httpx.Request") -> None:
 
 
 def unavailable(reference: str, error: Exception) -> AssetError:
-    """Error for a hub that did not deliver a reference: what was seen, and what to do."""
+    """Error for a reference that the hub did not deliver: what was seen, and what to do."""
     return AssetError(f"cannot fetch {reference!r} from the hub: {_seen(reference, error)}")
 
 
@@ -117,9 +118,10 @@ WAITS_SECONDS: tuple[float, ...] = (2, 4, 8, 16)
 """Seconds between attempts when the hub answers with an error; its client may itself retry each for
 up to 25 s."""
 TRIES_WITHOUT_ANSWER = 2
-"""Attempts when the hub does not answer at all, which more often means a wrong address."""
+"""Number of attempts when the hub does not respond at all, which more often means a wrong address.
+"""
 LONGEST_WAIT_SECONDS = 300.0
-"""Window of the hub's rate limits in seconds."""
+"""Length in seconds of the hub's rate limit window."""
 
 _RESET = re.compile(r";\s*t\s*=\s*(\d+)")
 
@@ -131,7 +133,7 @@ def with_retries(
     waits: Sequence[float] = WAITS_SECONDS,
     sleep: Callable[[float], None] | None = None,
 ) -> T:
-    """Result of `call`; retried after 429, 408, 5xx, a timeout or a lost connection.
+    """Call `call`, and retry after 429, 408, 5xx, a timeout or a lost connection.
 
     Args:
         what: names the call in the log.
@@ -203,7 +205,7 @@ def _status(error: BaseException) -> int:
 
 
 def _asked_to_wait(error: BaseException) -> float:
-    """Seconds that the hub asks to wait: `Retry-After: 30`, or `RateLimit: "api";r=0;t=30`."""
+    """Seconds to wait that the hub requests: `Retry-After: 30`, or `RateLimit: "api";r=0;t=30`."""
     asked = 0.0
     for cause in causes_of(error):
         headers = getattr(getattr(cause, "response", None), "headers", None) or {}

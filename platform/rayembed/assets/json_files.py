@@ -1,4 +1,4 @@
-"""JSON objects in files that hold a digest of their content, as a last entry `digest`.
+"""JSON files with a digest of their content in the last entry, `digest`.
 
 A flipped bit in a digit or a name would otherwise be read as another number or name. What counts is
 the content: white space and the order of entries may change.

@@ -32,14 +32,15 @@ from rayembed.errors import ArtifactError, StorageError
 logger = logging.getLogger(__name__)
 
 LEASE_SECONDS = 60.0
-"""Time without renewal after which a claim is over: longer than a busy storage takes for a write,
-shorter than a cluster takes to start another head."""
+"""Seconds without renewal after which a claim expires: longer than a busy storage takes for a
+write, shorter than a cluster takes to start another head.
+"""
 
 RENEWAL_SECONDS = 10.0
-"""Time from one renewal to the next."""
+"""Seconds between two renewals."""
 
 _LOOK_SECONDS = 2.0
-"""Time from one look at another's claim to the next."""
+"""Seconds between two checks of another job's claim."""
 
 _ENDING = ".claim"
 
@@ -49,20 +50,22 @@ class Claim:
     """Content of a claim: who made it, for messages and for jobs of the same machine."""
 
     machine: str
-    """Processes of one text share a lock of the operating system, which the caller holds."""
+    """Identifier of the machine; processes with the same one share an operating system lock, held
+    by the caller.
+    """
     host: str
     process: int
     since: str
-    """Time of the start in UTC."""
+    """Start time in UTC."""
     held_from: int | None = None
-    """Time of the storage in ns at which the lease was taken; None: it was only asked for."""
+    """Storage time in ns at which the lease was taken; None: only requested so far."""
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}, since {self.since}"
 
 
 def this_machine(lock: Path) -> str:
-    """Text that is the same for two processes exactly if both see the same lock file: the host, its
+    """Identifier that two processes share exactly if both see the same lock file: the host, its
     boot, the mounted file systems (another container has others) and the path.
     """
     try:
@@ -84,7 +87,7 @@ def end_this_process(message: str) -> None:
 
 
 class Lease:
-    """The lease of what a folder in storage stands for; held inside of a `with` block.
+    """Lease on a folder in storage; held inside of a `with` block.
 
     Args:
         folder: of the claims alone.
@@ -131,7 +134,7 @@ class Lease:
         self._withdraw()
 
     def _taken(self) -> int:
-        """Time of the storage in ns of the own claim, when no other counts beside it."""
+        """Storage time in ns of the own claim, if no other live claim exists."""
         seen: dict[str, int] = {}
         told = False
         while True:
@@ -157,7 +160,7 @@ class Lease:
             time.sleep(_LOOK_SECONDS * random.uniform(0.5, 1.5))
 
     def _others(self) -> tuple[Mapping[str, int], dict[str, Claim]]:
-        """Times of all claims, and those of others that count; removes what is over."""
+        """Timestamps of all claims, and the live claims of other jobs; deletes expired ones."""
         times = self._times()
         now = times[self._name]
         others = {}
@@ -233,7 +236,7 @@ class Lease:
 
 
 def holder(folder: str) -> Claim | None:
-    """Claim of the job that has the lease, or had it and did not give it back; None: there is none.
+    """Claim of the job that holds the lease, or held it without releasing it; None: there is none.
 
     Raises:
         StorageError: the storage cannot be read.
@@ -246,7 +249,7 @@ def holder(folder: str) -> Claim | None:
 
 
 def refused(what: str, place: str, other: Claim | None) -> str:
-    """Message for a job that finds another one at work."""
+    """Error message for a job when another one holds the lease."""
     who = "" if other is None else f" ({other})"
     return (
         f"another job {what} in {place!r} right now{who}; wait for it, stop it (`ray job stop`), "
@@ -255,7 +258,7 @@ def refused(what: str, place: str, other: Claim | None) -> str:
 
 
 def _read(path: str) -> Claim | None:
-    """A claim; None if it has gone meanwhile.
+    """Read a claim; None if it has gone meanwhile.
 
     One that this version cannot read is another's: a later version may write it.
     """

@@ -1,4 +1,4 @@
-"""Copies of object storage's files on this machine's disk, for work that reads files many times.
+"""Local copies of files in object storage, for work that reads files many times.
 
 A copy is named by path, size and time of the last write of its original, so that a file that was
 made anew is copied anew. Files are copied as long as a fifth of the disk stays free, and read in
@@ -24,14 +24,15 @@ log = logging.getLogger(__name__)
 Read = TypeVar("Read")
 
 LEFT_FREE = 0.2
-"""Share of the disk that copies leave free."""
+"""Share of the disk that copies must leave free."""
 
 UNUSED_SECONDS = 3 * 24 * 3600.0
-"""Time without a reader after which a copy is removed."""
+"""Seconds without a reader after which a copy is removed."""
 
 
 def read_copied(path: str, read: Callable[[str], Read]) -> Read:
-    """What `read` makes of a file: of itself where it is local, else of its copy on this machine.
+    """Apply `read` to a local copy of a file: of itself where it is local, else of its copy on this
+    machine.
 
     A copy that `read` cannot use is removed, and the original read in its place.
 
@@ -49,7 +50,7 @@ def read_copied(path: str, read: Callable[[str], Read]) -> Read:
 
 
 def _copy_of(path: str) -> Path | None:
-    """The copy, made if there is room for it; None: there is none."""
+    """Path of the local copy, created if there is enough space; None: there is none."""
     filesystem, inside = open_storage(path)
     try:
         info = filesystem.get_file_info(inside)

@@ -1,4 +1,4 @@
-"""Names from outside (of registries, manifests, indexes, listings) as parts of paths."""
+"""Safe path parts from external names (of registries, manifests, indexes, listings)."""
 
 import hashlib
 import re
@@ -11,7 +11,7 @@ _OTHER = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 def folder_name(text: str) -> str:
-    """Name of one file or folder for any text; other texts have other names.
+    """File or folder name for any text; other texts have other names.
 
     A plain text is its own name: letters, digits, `.`, `_` and `-`, at most 100 of them. Any other
     is what is plain in it and a hash of the whole.
@@ -23,7 +23,7 @@ def folder_name(text: str) -> str:
 
 
 def check_inside(name: object, source: str) -> str:
-    """Return a relative path that stays in the folder which it is joined to.
+    """Check and return a relative path that stays in the folder that it is joined to.
 
     Args:
         source: what gave the name, for the message.

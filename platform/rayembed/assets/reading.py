@@ -1,4 +1,5 @@
-"""Read-only access to files in place and by ranges: local, object storage, hub data sets.
+"""Read-only access to files at their location, by byte ranges: local, object storage, hub data
+sets.
 
     pypi://…, sample://…                      what is unpacked or made in this machine's cache
     hf://datasets/org/name@revision/path      also @refs/convert/parquet, where the hub keeps a
@@ -93,7 +94,7 @@ def list_hub_files(path: str) -> list[HubFile]:
 
 
 def reading_errors(path: str) -> tuple[type[Exception], ...]:
-    """Errors for a file at `path` that cannot be read."""
+    """Exceptions that reading the file at `path` can raise."""
     if not is_on_hub(path):
         return (OSError, pyarrow.ArrowException)
     import httpx

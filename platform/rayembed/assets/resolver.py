@@ -37,7 +37,7 @@ _ALLOWED = (
 )
 
 _BROUGHT_BY: Mapping[str, str] = {"sample": "rayembed_extras.wikipedia_sample"}
-"""Scheme that recipes of this package name → the optional feature that brings it."""
+"""Scheme used by a recipe of this package → the optional feature that provides it."""
 
 
 @cached
@@ -46,8 +46,8 @@ def _makers() -> dict[str, EntryPoint]:
 
 
 def is_unpacked(reference: str) -> bool:
-    """Whether what the reference names is no file of its own: it is unpacked, or made, in the cache
-    of each machine.
+    """Whether the reference names content inside an archive or repository, not a separate file: it
+    is unpacked, or made, in the cache of each machine.
     """
     scheme, separator, _ = reference.partition("://")
     return bool(separator) and scheme in ("pypi", *_BROUGHT_BY, *_makers())
@@ -223,7 +223,7 @@ def set_special_tokens(tokenizer: Any, config: Any) -> None:
 def copy_to_cache(
     reference: str, filesystem: pyarrow.fs.FileSystem, inside: str, cache: Path
 ) -> Path:
-    """Local copy of `inside`, a file or a folder of `filesystem`.
+    """Copy `inside`, a file or a folder of `filesystem`, into the cache.
 
     The cache entry is named by the reference and by path, size and time of every object, so a
     changed object is copied again. `reference` stands in errors.

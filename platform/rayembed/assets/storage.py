@@ -19,7 +19,7 @@ import pyarrow.fs
 
 from rayembed.assets import clients
 from rayembed.assets.atomic import full, is_full, room_for, write_beside
-from rayembed.assets.clients import asked_again, split_address, split_options, why
+from rayembed.assets.clients import read_with_retries, split_address, split_options, why
 from rayembed.assets.names import check_inside
 from rayembed.config.credentials import check_address
 from rayembed.errors import ArtifactError, PlacementError, StorageError, StorageFullError
@@ -95,7 +95,7 @@ def join(path: str | Path, *parts: str) -> str:
 
 
 def below(root: str, path: str) -> str:
-    """`path` as a setting names it: a relative one is taken from `root`, if there is one.
+    """Join a relative `path` of a setting to `root`, unless `root` is None.
 
     Addresses, absolute paths and those of a home folder, `~/…`, are what they are.
     """
@@ -150,7 +150,7 @@ def read_bytes(path: str | Path, remedy: str = "") -> bytes:
             return bytes(stream.read())
 
     try:
-        return asked_again(read)
+        return read_with_retries(read)
     except OSError as error:
         kind = unreadable(error)
         behind = f". {remedy}" if remedy and kind is ArtifactError else ""
@@ -273,7 +273,7 @@ def download_folder(path: str, folder: Path) -> None:
 
     with room_for(folder, "or set TMPDIR to a folder on another disk"):
         try:
-            asked_again(copy)
+            read_with_retries(copy)
         except OSError as error:
             told = f"cannot copy {path!r} to {str(folder)!r}: {why(error)}"
             raise unreadable(error)(told) from error

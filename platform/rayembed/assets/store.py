@@ -1,4 +1,4 @@
-"""Folders that are made unless they are there, on disk or in object storage.
+"""Folders that are made once and reused, on disk or in object storage.
 
     <folder>/working/         scratch of the tasks, removed when the folder is finished
              manifest.json    what was made, of what; written last
@@ -56,7 +56,7 @@ class Entry:
     def get_or_make(
         self, make: Callable[[], Mapping[str, Any]], *, alone: bool = False
     ) -> tuple[Mapping[str, Any], bool]:
-        """The manifest of the finished folder, and whether another made it.
+        """The manifest of the finished folder, and whether another job made it.
 
         Args:
             make: makes the folder and gives what `finish` gave. An error is ignored if another job
@@ -77,7 +77,8 @@ class Entry:
             return found, True
 
     def finish(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Write the manifest, unless another job has written one meanwhile; the one that is there.
+        """Write the manifest, unless another job has written it meanwhile; returns the manifest in
+        the folder.
 
         Raises:
             StorageError: the storage refuses it.
@@ -89,7 +90,7 @@ class Entry:
         return manifest
 
     def sizes(self, names: Sequence[str], below: str = "") -> dict[str, int]:
-        """Size in bytes of each file that was made.
+        """Size in bytes of each file made.
 
         Args:
             names: of the files.

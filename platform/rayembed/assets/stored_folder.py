@@ -18,7 +18,7 @@ from rayembed.errors import StorageError
 logger = logging.getLogger(__name__)
 
 KEPT_FILE = ".kept.json"
-"""Checksums of the files in storage when this machine last read or wrote them."""
+"""File with the checksums of storage's files when this machine last read or wrote them."""
 
 _APPEND_ONLY = ".jsonl"
 
@@ -127,7 +127,7 @@ class StoredFolder:
 def _which(
     name: str, here: bytes, stored: Mapping[str, bytes], kept: Mapping[str, str] | None
 ) -> Literal["here", "stored", "neither"]:
-    """Side of a locally changed file that continues the other's content.
+    """Decide which side of a locally changed file continues the other's content.
 
     Args:
         kept: digests of what storage had when it was last read or written here.

@@ -1,4 +1,4 @@
-"""What the settings of every architecture say about their model, with defaults for a plain one."""
+"""Base class of an architecture's settings, with defaults for a plain bi-encoder."""
 
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple, Self
@@ -16,7 +16,7 @@ class Adapters(NamedTuple):
 
     config: LoraConfig
     setting: str
-    """Where the config stands, for messages: `model.lora`."""
+    """Path of the adapters' settings, for messages: `model.lora`."""
 
 
 class ArchitectureConfig(Settings):
@@ -40,8 +40,9 @@ class ArchitectureConfig(Settings):
     document_max_length: PositiveInt = 512
     """Maximum tokens of a document, special ones included."""
     keep_zeros: bool = False
-    """Whether the zeros of a start that was pruned stay zero in all stages and in the export: those
-    of the matrices that its `compression.json` names. Adapters are masked likewise."""
+    """Whether weights that were pruned to zero stay zero in all stages and in the export: those of
+    the matrices that its `compression.json` names. Adapters are masked likewise.
+    """
 
     @property
     def max_lengths(self) -> dict[Role, int]:
@@ -58,7 +59,7 @@ class ArchitectureConfig(Settings):
 
     @property
     def adapters(self) -> dict[str, Adapters]:
-        """LoRA adapters of the pretrained parts that have some; others are trained whole."""
+        """LoRA adapters of the pretrained parts that have adapters; others are trained whole."""
         lora: LoraConfig | None = getattr(self, "lora", None)
         return {} if lora is None else {"backbone": Adapters(lora, "model.lora")}
 
@@ -68,7 +69,7 @@ class ArchitectureConfig(Settings):
         return frozenset()
 
     def without_adapters(self) -> Self:
-        """Settings of the model after its adapters were merged into its weights."""
+        """Copy the settings for a model whose adapters are merged into its weights."""
         return self.model_copy(update={"lora": None}) if self.adapters else self
 
     def as_saved(self) -> Self:
@@ -104,32 +105,32 @@ class ArchitectureConfig(Settings):
 
     @property
     def context_places(self) -> int:
-        """Maximum documents of its corpus that a text is read after; 0: it reads none."""
+        """Maximum number of corpus documents that form a text's context; 0: it reads none."""
         return 0
 
     @property
     def added_tokens(self) -> int:
-        """Positions before each text that cost as much as tokens."""
+        """Number of positions before each text that cost as much as tokens."""
         return self.context_places
 
     @property
     def num_experts(self) -> int:
-        """Experts of each mixture; 0 without mixtures."""
+        """Number of experts of each mixture; 0 without mixtures."""
         return 0
 
     @property
     def offered_dimensions(self) -> tuple[int, ...] | None:
-        """Widths besides the full one that users may cut vectors to; None: those of the loss."""
+        """Widths besides the full one to which vectors can be cut; None: the loss's widths."""
         return None
 
     @property
     def head_settings(self) -> dict[str, object]:
-        """Settings that decide the weights beside the pretrained parts; equal ones fit."""
+        """Settings that determine the weights outside the pretrained parts; equal ones fit."""
         return {"kind": self.kind}
 
     @property
     def has_head(self) -> bool:
-        """Whether there are weights beside the pretrained parts."""
+        """Whether the model has weights outside the pretrained parts."""
         return True
 
     @property
@@ -139,5 +140,5 @@ class ArchitectureConfig(Settings):
 
     @property
     def description(self) -> str:
-        """The architecture in half a sentence, as the model card has it."""
+        """One-line description of the architecture for the model card."""
         return f"An embedding model of the kind `{self.kind}`"

@@ -42,9 +42,10 @@ class DatasetConfig(Settings):
     sample_share: Share | None = None
     """Share of cleaned records to sample, for papers that state a share."""
     held_out: HeldOut | None = None
-    """Rows that are kept from training and scored before and after it, as a retrieval set; their
-    queries and documents stand in no training row of any data set. None: all rows are trained on.
-    Records of a job that held a part out come without its rows; any fraction scores that part."""
+    """Rows that are excluded from training and scored before and after it, as a retrieval set;
+    their queries and documents stand in no training row of any data set. None: all rows are trained
+    on. Records of a job that held a part out come without its rows; any fraction scores that part.
+    """
     cleaning: CleaningConfig = CleaningConfig()
     """Cleaning beyond the removal of exact duplicates."""
     mining: MiningConfig | None = None
@@ -55,19 +56,19 @@ class DatasetConfig(Settings):
 
     @property
     def steps(self) -> tuple[DataStep, ...]:
-        """Settings of the steps that it asks for, in their order."""
+        """Settings of the data set's configured steps, in execution order."""
         asked = (getattr(self, step.kind) for step in data_steps())
         return tuple(step for step in asked if step is not None)
 
     @property
     def draws_by_seed(self) -> bool:
-        """Whether its records are other ones for each seed of a run."""
+        """Whether the records depend on the run's seed."""
         sampled = self.num_samples is not None or self.sample_share is not None
         return sampled or self.source.draws_by_seed
 
     @property
     def has_negatives(self) -> bool:
-        """Whether its records can have hard negatives: mined, given, or from other classes."""
+        """Whether the records can have hard negatives: mined, given, or from other classes."""
         return self.mining is not None or self.source.brings_negatives
 
     @property
@@ -156,8 +157,8 @@ class DataConfig(Settings):
 
 
 def data_identity(values: dict[str, Any]) -> dict[str, Any]:
-    """Dumped `DataConfig` without what decides nothing: the root, and where and how fast a language
-    model is asked.
+    """Dumped `DataConfig` without settings that do not affect the data; the root, and where and how
+    fast a language model is asked.
     """
     kept = {name: value for name, value in values.items() if name != "root"}
     datasets = [
@@ -168,7 +169,7 @@ def data_identity(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_address(value: Any) -> Any:
-    """Settings in which a language model's endpoint, `llm`, is its model alone."""
+    """Replace the endpoint of a language model, `llm`, by its model name in settings."""
     if not isinstance(value, dict):
         return value
     return {

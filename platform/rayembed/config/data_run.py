@@ -68,7 +68,7 @@ class DataRun(Document):
     placement: TeacherPlacement = TeacherPlacement()
 
     def identity(self, write: Callable[[str], str] | None = None) -> dict[str, Any]:
-        """All settings but the name and locations."""
+        """All settings except the name and locations."""
         values = super().identity(write)
         values["data"] = data_identity(values["data"])
         return values

@@ -1,4 +1,4 @@
-"""What is done with a data set's rows: steps that make new records, removals while cleaning."""
+"""Settings of data steps: steps that make new records, removals while cleaning."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -19,20 +19,20 @@ class DataStep(Settings):
     folder: ClassVar[str]
     """Folder of its results below the storage's `data`."""
     after: ClassVar[str] = "mining"
-    """What it follows: `records`, the cleaned rows, or one of this package's steps."""
+    """Name of the preceding step: `records`, the cleaned rows, or one of this package's steps."""
     heading: ClassVar[str]
     """Heading of its column in the table of a dry run."""
     least: ClassVar[tuple[str, ...]] = ()
-    """Settings that it needs at least, as `--set` takes them, for messages."""
+    """Required settings, as arguments of `--set`, for messages."""
 
     @property
     def summary(self) -> str:
-        """What it does, in a few words."""
+        """Short description of the step."""
         return self.kind
 
     @property
     def of_negatives(self) -> str:
-        """What it does with hard negatives that rows have already; empty: nothing."""
+        """What the step does with hard negatives that rows already have; empty: nothing."""
         return ""
 
     @property
@@ -42,11 +42,11 @@ class DataStep(Settings):
 
     @property
     def draws_by_seed(self) -> bool:
-        """Whether its records are other ones for each seed of a run."""
+        """Whether the records depend on the run's seed."""
         return True
 
     def treatment(self, write: Callable[[str], str]) -> str:
-        """What it did, for the model's card.
+        """Description of the finished step for the model card.
 
         Args:
             write: gives the text of a reference.
@@ -54,7 +54,7 @@ class DataStep(Settings):
         return self.summary
 
     def check_fits(self, dataset: Any) -> None:
-        """Return when it suits a data set's other settings.
+        """Check that the step is compatible with the data set's other settings.
 
         Args:
             dataset: a `DatasetConfig`.
@@ -64,7 +64,7 @@ class DataStep(Settings):
         """
 
     def check(self, setting: str) -> None:
-        """Return when its models were fetched and can be loaded.
+        """Check that the step's models are downloaded and can be loaded.
 
         Args:
             setting: where the step stands in the settings, for messages.
@@ -73,8 +73,8 @@ class DataStep(Settings):
             AssetError, ArtifactError: one cannot; the message begins with its setting.
         """
 
-    def check_asked(self, setting: str, storage: str) -> None:
-        """Return when a model over the network can be asked, as far as this machine can tell.
+    def check_endpoint(self, setting: str, storage: str) -> None:
+        """Check that a language model's endpoint can be reached, as far as this machine can see.
 
         Args:
             setting: where the step stands in the settings, for messages.
@@ -85,7 +85,7 @@ class DataStep(Settings):
         """
 
     def make(self, context: Any, dataset: Any, parent: Any, held_out: Any) -> Any:
-        """Make the folder of its records, a `DatasetArtifact`, or find it finished.
+        """Make or reuse the folder of the step's records, a `DatasetArtifact`.
 
         Args:
             context: storage, seed and how tasks are executed, a `PipelineContext`.
@@ -109,7 +109,7 @@ STEPS = SettingsTable(
 
 @cache
 def data_steps() -> tuple[type[DataStep], ...]:
-    """All steps, in the order in which they are done."""
+    """All steps, in execution order."""
     known: list[type[Any]] = list(STEPS.classes().values())
     places = ["records", *(step.kind for step in known[: len(STEPS.built_in)])]
     return tuple(
@@ -118,7 +118,7 @@ def data_steps() -> tuple[type[DataStep], ...]:
 
 
 def step_folders() -> tuple[str, ...]:
-    """Folders of a data set below the storage's `data`, from its converted records on."""
+    """Folders of a data set below the storage's `data`, starting with its converted records."""
     return ("records", *(step.folder for step in data_steps()))
 
 
@@ -132,10 +132,10 @@ class Cleaner(Settings):
     kind: ClassVar[str]
     """Name in the table and of the setting."""
     reason: ClassVar[str]
-    """Why its rows go, for manifests and listings."""
+    """Reason for removing its rows, for manifests and listings."""
 
     def check(self, setting: str) -> None:
-        """Return when the packages that it needs are installed.
+        """Check that the required packages are installed.
 
         Args:
             setting: where it stands in the settings, for messages.
@@ -145,7 +145,7 @@ class Cleaner(Settings):
         """
 
     def find(self, writer: Any, parts: Sequence[Any], keep: Any, id_hash: Any, execute: Any) -> Any:
-        """Find the rows that go, a `RemovedRows` of `data.cleaning.rows`, and list them.
+        """Find and list the rows to remove, a `RemovedRows` of `data.cleaning.rows`.
 
         Args:
             writer: of the records, an `ArtifactWriter`, whose folder keeps the listing.
@@ -158,4 +158,5 @@ class Cleaner(Settings):
 
 
 CLEANERS = SettingsTable("rayembed.cleaners", Cleaner, ())
-"""Removals of other packages. Their modules import what is slow to import inside functions."""
+"""Removals that other packages add. Their modules import what is slow to import inside functions.
+"""

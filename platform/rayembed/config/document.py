@@ -1,4 +1,4 @@
-"""Settings that form a file of their own: written as YAML, read back, fingerprinted."""
+"""Settings that form a separate file: written as YAML, read back, fingerprinted."""
 
 import hashlib
 import json
@@ -48,7 +48,7 @@ class Document(Settings):
         return write_yaml(self.model_dump(mode="json"))
 
     def published(self) -> str:
-        """All settings as YAML for readers elsewhere; see `published_reference`."""
+        """All settings as YAML for readers on other machines; see `published_reference`."""
         storage = getattr(getattr(self, "placement", None), "storage_path", "")
         return write_yaml(published_values(self, storage))
 
@@ -82,11 +82,11 @@ class NamedRun(Document):
     @property
     @abstractmethod
     def stage_names(self) -> tuple[str, ...]:
-        """Names of the stages, which are those of their folders."""
+        """Names of the stages, also of their folders."""
 
     @property
     def published_identity(self) -> dict[str, Any]:
-        """Identity for readers elsewhere; see `published_reference`."""
+        """Identity for readers on other machines; see `published_reference`."""
         return self.identity(published_reference(self.placement.storage_path))
 
 
@@ -100,7 +100,7 @@ def published_values(settings: Settings, storage: str) -> dict[str, Any]:
 
 
 def published_reference(storage: str) -> Callable[[str], str]:
-    """Function from a `Reference` to what readers elsewhere get of it; see `without_places`."""
+    """Function that converts a `Reference` to its published form; see `without_places`."""
     return lambda reference: str(without_places(reference, storage))
 
 
@@ -134,7 +134,7 @@ def _without_place(text: str, root: str) -> str:
 
 
 def _sentence(text: str, root: str) -> str:
-    """The text without what is certainly a path of this machine."""
+    """Remove absolute paths of this machine from the text."""
     for place, sent in ((root, ""), (_expanded("~"), "~/")):
         if len(place) > 1:
             text = text.replace(f"{place}/", sent)
@@ -183,7 +183,7 @@ class _TextLoader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 - the base class declares it so
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Mapping of a node, whose names must be unique texts."""
+        """Construct the mapping of a node, whose keys must be unique texts."""
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -228,5 +228,5 @@ def read_yaml(text: str) -> Any:
 
 
 def write_yaml(values: Any) -> str:
-    """YAML of plain values in their order, one value a line."""
+    """Write plain values as YAML in their order, one value a line."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000)

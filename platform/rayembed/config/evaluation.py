@@ -1,4 +1,4 @@
-"""Settings of the model that is evaluated and of the texts that stand before its inputs."""
+"""Settings of the evaluated model and of the prompts before its inputs."""
 
 from typing import Literal
 
@@ -15,12 +15,13 @@ from rayembed.config.types import ModelReference, Reference, Seed, SortedDict, S
 PromptTableName = Literal["auto", "nvembed", "causal2vec", "nomic", "cde", "folder", "none"]
 
 BM25 = "bm25"
-"""The reference of the baseline that counts words; it has no vectors and takes retrieval tasks."""
+"""Reference of the BM25 baseline; it has no vectors and takes retrieval tasks."""
 
 
 CONTEXT_SEED = 0
-"""Seed of the draw of context documents where nothing is asked: in `evaluate_model` and in all that
-a training run scores, whatever its own seed is."""
+"""Default seed for drawing context documents: in `evaluate_model` and in all that a training run
+scores, whatever its own seed is.
+"""
 
 
 class Prompts(Settings):
@@ -48,15 +49,15 @@ class Prompts(Settings):
     of task (`STS`). They stand before queries and before texts of symmetric tasks; before documents
     only where the key says so (`SciFact-document`). An empty text takes the instruction away."""
     query_prefix: str | None = None
-    """Literal text before queries and texts of symmetric tasks, in place of what table and folder
-    put there; None: what they put. Not for models with an instruction template."""
+    """Literal text before queries and texts of symmetric tasks, replacing the text of table and
+    folder; None: what they put. Not for models with an instruction template.
+    """
     document_prefix: str | None = None
-    """Literal text before documents, in place of what table and folder put there; see
-    `query_prefix`."""
+    """Literal text before documents, replacing the text of table and folder; see `query_prefix`."""
 
 
 class ModelUnderTest(StoredVectors):
-    """The model whose scores are taken."""
+    """The evaluated model."""
 
     reference: ModelReference = Field(min_length=1)
     """One of: an asset reference (local folder, `hf://org/name@revision`, `s3://…`, `gs://…`,
@@ -81,8 +82,8 @@ class ModelUnderTest(StoredVectors):
     """Tokens of a text, special ones and prompt included, never above the model's own limit. None:
     512 for models that rayembed loads, as the papers have it; the wrapper's own for others."""
     dimensions: PositiveInt | None = None
-    """Width to which vectors are cut before they are brought to unit length (Matryoshka). None: the
-    full one."""
+    """Width to which vectors are truncated before normalisation (Matryoshka). None: the full one.
+    """
     tokens_per_batch: PositiveInt | None = None
     """Padded tokens of one forward pass of a model that rayembed loads; None: by device. Changes
     nothing but speed and rounding."""
@@ -97,7 +98,7 @@ class ModelUnderTest(StoredVectors):
 
     @property
     def stored(self) -> StoredVectors:
-        """How a search has the model's vectors."""
+        """Number type and rescoring of the model's vectors in a search."""
         return StoredVectors(precision=self.precision, rescore=self.rescore)
 
     @model_validator(mode="after")
@@ -115,10 +116,11 @@ class EvaluationPlacement(RuntimeSettings):
     storage_path: StoragePath = Field(default="outputs", min_length=1)
     """Folder or object-storage prefix for results and kept embeddings."""
     workers: PositiveInt = 1
-    """Processes that hold the model."""
+    """Number of processes that hold the model."""
     use_gpu: UseGpu = "auto"
-    """One GPU for each worker. `auto`: where torch sees one on this machine or, with Ray, where
-    live nodes offer one for each."""
+    """Whether each worker has a GPU. `auto`: where torch sees one on this machine or, with Ray,
+    where live nodes offer one for each.
+    """
     cpus_per_worker: float = Field(default=1.0, gt=0)
     """CPUs that Ray reserves for each worker."""
     threads_per_worker: PositiveInt | None = None
@@ -145,13 +147,13 @@ class EvaluationPlacement(RuntimeSettings):
 
 
 class ResultsPlace(Settings):
-    """Location of the results of an evaluation that is done; all that a submission needs."""
+    """Location of the results of a finished evaluation; all that a submission needs."""
 
     placement: EvaluationPlacement = EvaluationPlacement()
 
 
 class EvaluationRun(Scores, Document):
-    """A model, the tasks that score it, and where."""
+    """Settings of an evaluation: model, tasks and placement."""
 
     model: ModelUnderTest
     placement: EvaluationPlacement = EvaluationPlacement()

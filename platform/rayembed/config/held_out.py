@@ -8,7 +8,7 @@ from rayembed.config.settings import Settings
 from rayembed.config.types import Distinct, Reference, Seed
 
 MOST_HASHES = 10_000_000
-"""Upper limit of the documents that are ranked to find a held-out share of them: 160 MB."""
+"""Maximum number of documents that are ranked to find a held-out share of them: 160 MB."""
 
 _Column = Annotated[str, StringConstraints(min_length=1)]
 _Part = Annotated[float, Field(gt=0.0, lt=1.0)]
@@ -17,7 +17,7 @@ _Values = Distinct[Annotated[str, StringConstraints(min_length=1)]]
 
 class _HeldOut(Settings):
     max_queries: PositiveInt = 1000
-    """Maximum number of queries that are scored: those with the smallest seeded hash."""
+    """Maximum number of scored queries: those with the smallest seeded hash."""
     seed: Seed = 0
     """Seed of the choice. It is not the run's, so that runs with other seeds have the same
     held-out part, and scores that can be compared."""
@@ -47,7 +47,7 @@ class HeldOutFraction(_HeldOut):
 
     @property
     def summary(self) -> str:
-        """The choice in a few words."""
+        """Short description of the choice."""
         return f"{self.share:.0%} of documents, at most {self.max_queries:,}"
 
 
@@ -73,7 +73,7 @@ class HeldOutGroups(_HeldOut):
 
     @property
     def summary(self) -> str:
-        """The choice in a few words."""
+        """Short description of the choice."""
         chosen = f"{len(self.values):,}" if self.share is None else f"{self.share:.0%}"
         return f"{chosen} of the groups of {self.column}"
 
@@ -100,7 +100,7 @@ class HeldOutIds(_HeldOut):
 
     @property
     def summary(self) -> str:
-        """The choice in a few words."""
+        """Short description of the choice."""
         chosen = f"those in {self.file}" if self.file else f"{len(self.values):,}"
         return f"{chosen} by {self.column}"
 

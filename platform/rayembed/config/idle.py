@@ -1,4 +1,4 @@
-"""Settings that were changed from their defaults and that nothing reads in a run as a whole.
+"""Changed settings that have no effect on a run.
 
 What contradicts itself is refused where it stands. These are told instead: recipes, placements and
 sweeps carry them from run to run, and what switches them off is often tried.
@@ -20,7 +20,7 @@ def idle_settings(run: Run) -> list[str]:
 
 
 def without_idle_clusters(run: Run) -> Run:
-    """The run without clusters that none of its stages takes.
+    """Copy the run without clusters that no stage uses.
 
     A teacher would embed all texts for them. A sweep's run keeps them, for the trials that do.
     """
@@ -31,7 +31,7 @@ def without_idle_clusters(run: Run) -> Run:
 
 
 def idle_clusters(run: Run) -> list[str]:
-    """One line for each data set whose clusters `without_idle_clusters` leaves out."""
+    """One line for each data set whose clusters `without_idle_clusters` removes."""
     lines = []
     for dataset in run.data.datasets:
         if with_taken_clusters(dataset, run.stages) != dataset:

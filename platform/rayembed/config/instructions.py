@@ -6,7 +6,7 @@ from rayembed.errors import ConfigError
 
 
 def literal_prompt(instruction: str, prefix: str, template: str | None) -> str:
-    """Literal prompt before a text, of its role's prefix and its instruction.
+    """Literal prompt before a text, from its role's prefix and its instruction.
 
     Args:
         instruction: "" for none.
@@ -29,7 +29,7 @@ def plain_head(prefix: str, instruction: str) -> str:
 def instruction_with_examples(
     template: str, instruction: str, examples: Sequence[tuple[str, str]]
 ) -> str:
-    """Instruction that the template expands to the examples followed by the instruction itself.
+    """Instruction that makes the template expand to the examples followed by the instruction.
 
     So a model that takes instructions takes examples too, wherever it runs. Each example is its
     query behind the template, `Response: ` and its positive, with an empty line behind it, much as
@@ -53,7 +53,7 @@ def _spaced(text: str) -> str:
 
 
 def instruction_in(head: str, template: str) -> str:
-    """Instruction that the template was filled with to give this prompt; empty without one.
+    """Instruction with which the template gives this prompt; empty without one.
 
     Args:
         head: literal text before a query.
@@ -66,7 +66,8 @@ def instruction_in(head: str, template: str) -> str:
 
 
 def check_template(template: str) -> str:
-    """Return the template; raise unless it has one place for an instruction and no other braces.
+    """Check and return the template; raise unless it has one place for an instruction and no other
+    braces.
 
     Raises:
         ValueError: it has not.
@@ -80,7 +81,7 @@ def check_template(template: str) -> str:
 
 
 def check_prompt_names(names: Iterable[str]) -> None:
-    """Return when none of the names that instructions are saved under is a role's.
+    """Check that no name of a saved instruction is a role's name.
 
     Raises:
         ConfigError: one is `query` or `document`.

@@ -15,8 +15,9 @@ from rayembed.config.table import SettingsTable
 from rayembed.config.types import Distinct
 
 Need = Literal["similarity", "teacher_scores", "teacher_vectors"]
-"""What rows must have beyond their texts: the graded similarity of query and document, scores of
-the positive and the hard negatives by a teacher, or vectors of all texts by the stage's teachers.
+"""Data that rows must have in addition to their texts: the graded similarity of query and document,
+scores of the positive and the hard negatives by a teacher, or vectors of all texts by the stage's
+teachers.
 """
 
 
@@ -25,9 +26,9 @@ class Widths:
     """Widths of the vectors that a loss compares."""
 
     student: int
-    """Full width of the model that is trained."""
+    """Full width of the trained model."""
     teachers: tuple[int, ...] = ()
-    """Those of the stage's teachers, where the loss needs their vectors."""
+    """Widths of the stage's teachers, where the loss needs their vectors."""
 
 
 class LossConfig(Settings):
@@ -40,32 +41,34 @@ class LossConfig(Settings):
     dimensions: Distinct[PositiveInt] = ()
     """Widths below the full one that are trained too, on truncated and renormalised vectors
     (Matryoshka, arXiv 2205.13147). The losses of all widths are summed with equal weight, as in
-    Nomic's code, so each further width increases the gradient."""
+    Nomic's code, so each further width increases the gradient.
+    """
     precisions: Distinct[SmallPrecision] = ()
     """Number types in which vectors are trained beside float32, at each width: queries and
     documents are scored as a search in that type has them, with gradients passed straight through
     the rounding. The losses are summed with equal weight, as those of `dimensions`."""
 
     takes_candidates: ClassVar[bool] = True
-    """Whether a query is compared with other documents than its own, which must then exist."""
+    """Whether a query is compared with documents besides its positive, which must then exist."""
     row_blocks: ClassVar[bool] = False
-    """Whether the loss of some rows does not depend on the other rows' queries, so that it can be
-    computed in blocks of rows."""
+    """Whether a row's loss does not depend on other rows' queries, so that blocks of rows are
+    computed separately.
+    """
     parameter_names: ClassVar[tuple[str, ...]] = ()
-    """Names of the parameters that are trained with the model, as far as widths ask for them; most
-    losses have none.
+    """Names of the loss's trained parameters, which can depend on the widths; most losses have
+    none.
 
     They have a group of their own in the optimiser (`optimizer.loss_learning_rate`), stand in
     checkpoints, start anew in each stage and are no part of the trained model."""
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What rows must have beyond their texts."""
+        """Data that rows must have in addition to their texts."""
         return frozenset()
 
     @property
     def reads_in_batch(self) -> bool:
-        """Whether other rows of the batch enter the loss of a row."""
+        """Whether other rows of the batch affect the loss of a row."""
         return True
 
     def initial_parameters(self, widths: Widths) -> dict[str, Any]:

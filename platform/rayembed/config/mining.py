@@ -1,4 +1,4 @@
-"""Settings of teacher models' tasks: mining hard negatives, clustering pairs; of cleaning."""
+"""Settings of mining, clustering and cleaning."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -14,7 +14,7 @@ from rayembed.config.types import ModelReference, Reference, Share
 
 
 class MiningSearch(Settings):
-    """How the candidates of a query are found in the corpus.
+    """Search method for the candidates of a query in the corpus.
 
     Base class of the members of `MINING_SEARCHES`. This class finds the exact ones. A member that
     overrides the functions searches an index of each shard of the corpus, which is made once.
@@ -26,11 +26,13 @@ class MiningSearch(Settings):
 
     @property
     def approximate(self) -> bool:
-        """Whether it searches an index; its recall is then measured and kept in the manifest."""
+        """Whether the search uses an approximate index; its recall is then measured and kept in the
+        manifest.
+        """
         return False
 
     def check(self) -> None:
-        """Raise before any work starts.
+        """Check the settings before any work starts.
 
         Raises:
             ConfigError: a library is missing that the search needs.
@@ -45,7 +47,7 @@ class MiningSearch(Settings):
         raise TypeError(f"{type(self).__name__} has no index")
 
     def open(self, index: bytes) -> Any:
-        """What `find` searches, from the bytes of an index."""
+        """Open the index from its bytes, for `find`."""
         raise TypeError(f"{type(self).__name__} has no index")
 
     def find(self, opened: Any, queries: Any, k: int) -> tuple[Any, Any]:
@@ -73,7 +75,7 @@ read before they are needed."""
 
 
 class MiningRule(Settings):
-    """Which candidates are likely positives, by a limit to their scores.
+    """Rule that refuses likely positives among candidates by a limit on their scores.
 
     Base class of the members of `MINING_RULES`.
     """
@@ -116,7 +118,9 @@ EXACT_CLUSTERS = 20_000
 
 
 class Teacher(Settings):
-    """An embedding model as teacher, with input settings. Equal settings share vectors on disk."""
+    """A teacher embedding model and the settings of its inputs. Equal settings share vectors on
+    disk.
+    """
 
     teacher: ModelReference
     """Asset reference of an embedding model (ours, sentence-transformers or transformers)."""
@@ -166,21 +170,21 @@ class CrossEncoder(Settings):
 
 
 class TeacherStep(Teacher, DataStep):
-    """A step by the vectors of one teacher."""
+    """A step that uses the vectors of one teacher."""
 
     least: ClassVar[tuple[str, ...]] = ("teacher=hf://owner/model",)
     done: ClassVar[str]
-    """What it did, for the model's card."""
+    """Description of the step for the model card."""
     made_by: ClassVar[str]
-    """Function that makes its records, as `load` takes it."""
+    """Import string of the function that makes the records, for `load`."""
 
     @property
     def models(self) -> Mapping[str, str]:
-        """Its teacher."""
+        """The teacher."""
         return {"teacher": self.teacher}
 
     def treatment(self, write: Callable[[str], str]) -> str:
-        """Say so."""
+        """Describe the step for the model card."""
         return self.done
 
     def make(self, context: Any, dataset: Any, parent: Any, held_out: Any) -> Any:
@@ -226,7 +230,7 @@ class MiningConfig(TeacherStep):
 
     @property
     def draws_by_seed(self) -> bool:
-        """Whether its negatives are other ones for each seed of a run, by a draw or an index."""
+        """Whether the negatives depend on the run's seed, by sampling or by an index."""
         return self.sampling != "best" or self.search.approximate
 
     @property
@@ -236,14 +240,14 @@ class MiningConfig(TeacherStep):
 
     @property
     def models(self) -> Mapping[str, str]:
-        """Its teachers and its cross-encoder."""
+        """The teachers and the cross-encoder."""
         further = enumerate(self.further_teachers)
         models = {f"further_teachers.{place}": one.teacher for place, one in further}
         rescoring = {} if self.rescoring is None else {"rescoring.model": self.rescoring.model}
         return {"teacher": self.teacher, **models, **rescoring}
 
     def treatment(self, write: Callable[[str], str]) -> str:
-        """Name the teacher."""
+        """Name the teacher for the model card."""
         return f"hard negatives mined with `{write(self.teacher)}`"
 
     def make(self, context: Any, dataset: Any, parent: Any, held_out: Any) -> Any:
@@ -288,8 +292,9 @@ class ClusterConfig(TeacherStep):
     sample_per_cluster: PositiveInt = 256
     """k-means training pairs for each cluster; all pairs are assigned."""
     max_sample: PositiveInt = 1_000_000
-    """Maximum k-means training pairs, if that leaves one for each cluster. One machine holds them:
-    20 bytes a pair and dimension of the teacher, 15 GB for a million of 768."""
+    """Maximum number of k-means training pairs, unless it is below one for each cluster. One
+    machine holds them: 20 bytes a pair and dimension of the teacher, 15 GB for a million of 768.
+    """
     exact_clusters: PositiveInt = EXACT_CLUSTERS
     """Clusters up to which each pair and the tour are compared with all of them. More are made in
     two levels, at the square root of the cost and with a small loss (docs/data_mining.md)."""
@@ -310,10 +315,11 @@ class Containment(Settings):
     """Search for benchmark texts within longer texts by n-grams of words."""
 
     ngram: int = Field(default=13, ge=3)
-    """Consecutive words that a text must have in common with a benchmark text (13 in GPT-3, arXiv
-    2005.14165, appendix C)."""
+    """Number of consecutive words that a text must share with a benchmark text (13 in GPT-3, arXiv
+    2005.14165, appendix C).
+    """
     shortest: int = Field(default=8, ge=3)
-    """Minimum number of words of a benchmark text that is looked for. One of fewer words than
+    """Minimum number of words of a benchmark text that is searched for. One of fewer words than
     `ngram` must stand in a text as a whole; of fewer than 8, as in GPT-3, many are common phrases.
     """
 
@@ -340,11 +346,11 @@ class Overlap(Settings):
     and reduced if the query or positive is longer, above which its row is dropped
     (data/cleaning/bm25.py); None: only equal texts are."""
     contained: Containment | None = None
-    """Whether rows are dropped too whose query or positive has a benchmark text within it
-    (data/cleaning/evaluation_texts.py); None: a longer text is only compared as a whole."""
+    """Whether to drop rows whose query or positive contains a benchmark text
+    (data/cleaning/evaluation_texts.py); None: a longer text is only compared as a whole.
+    """
     negatives: bool = False
-    """Whether benchmark texts are also removed from the hard negatives that a row brings; the row
-    stays."""
+    """Whether to remove benchmark texts from the rows' own hard negatives; the row stays."""
 
 
 class CleaningConfig(Settings):
@@ -357,7 +363,7 @@ class CleaningConfig(Settings):
 
     @property
     def cleaners(self) -> tuple[Cleaner, ...]:
-        """Settings of the removals of other packages that it asks for."""
+        """Settings of the requested removals of other packages."""
         return tuple(asked for _, asked in self if isinstance(asked, Cleaner))
 
 

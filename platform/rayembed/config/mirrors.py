@@ -1,4 +1,6 @@
-"""Trackers that get a copy of a run's curves beside MLflow: a table that other packages fill."""
+"""Trackers that receive a copy of a run's curves in addition to MLflow: a table that other packages
+fill.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,30 +12,30 @@ from rayembed.errors import require_packages
 
 
 class Mirror(Protocol):
-    """The copy of one run in one tracker; it never fails, but warns."""
+    """A run's copy in one tracker; it never fails, but warns."""
 
     def log_scores(self, name: str, scores: Mapping[str, float], step: int) -> None:
         """Log scores as `<name>/<task>` at a step of the run."""
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining data."""
 
 
 @dataclass(frozen=True)
 class MirrorKind:
-    """A tracker."""
+    """A kind of tracker."""
 
     library: str
-    """Package that it needs, also the extra that installs it."""
+    """Required package, also the name of the extra that installs it."""
     open: Callable[[Any, Path, Path], Mirror]
-    """Opens a `Run`'s copy, given the run's folder and its metrics log."""
+    """Function that opens a `Run`'s copy, given the run's folder and its metrics log."""
 
 
 MIRRORS = NamedTable("rayembed.mirrors", MirrorKind, "tracker for placement.mirrors", {})
 
 
 def known_mirror(name: str) -> str:
-    """The name, of a tracker that a package adds.
+    """Check and return the name of a tracker that a package adds.
 
     Raises:
         ConfigError: none does; the message names the nearest.
@@ -43,7 +45,7 @@ def known_mirror(name: str) -> str:
 
 
 def check_mirrors(names: tuple[str, ...]) -> None:
-    """Return when the libraries of the trackers are installed.
+    """Check that the trackers' libraries are installed.
 
     Raises:
         ConfigError: one is not.

@@ -18,12 +18,12 @@ ARCHITECTURES = SettingsTable(
         "rayembed.models.nomic_moe.config:NomicMoeConfig",
     ),
 )
-"""Settings of all architectures; each class names its code (`architecture`)."""
+"""Table of all architectures' settings; each class names its code (`architecture`)."""
 
 
 @cache
 def architecture_classes() -> tuple[type[ArchitectureConfig], ...]:
-    """Settings class of every architecture, also those of other packages."""
+    """Settings class of every architecture, including those that other packages add."""
     classes: Any = ARCHITECTURES.classes()  # of the table's base
     return tuple(classes.values())
 

@@ -1,4 +1,4 @@
-"""Benchmarks that are named among mteb's: some stand for own sets, some bring their own jobs.
+"""Benchmarks that can be named like mteb's: some stand for own sets, some bring their own jobs.
 
 A `NamedBenchmark` is made of files that need no hub; other packages add theirs by entry points of
 the group `rayembed.benchmarks`. The settings that a run is made with have the sets in place of the
@@ -22,38 +22,38 @@ from rayembed.config.table import entry_points, from_outside
 from rayembed.errors import ConfigError
 
 _BROUGHT_BY: Mapping[str, str] = {"wikipedia": "rayembed_extras.wikipedia_sample"}
-"""Benchmark that recipes of this package name → the optional feature that brings it."""
+"""Benchmark named by a recipe of this package → the optional feature that provides it."""
 
 ScoresT = TypeVar("ScoresT", bound=Scores)
 
 
 class NamedBenchmark(Protocol):
-    """A benchmark whose tasks are own sets."""
+    """A benchmark whose tasks become own sets."""
 
     @property
     def name(self) -> str:
-        """Its name among benchmarks; sizes may follow, `name?documents=300`."""
+        """Name of the benchmark; sizes may follow, `name?documents=300`."""
         ...
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Names of the tasks that may be named alone, in the order in which tables show them."""
+        """Task names that can be selected individually, in the order of tables."""
         ...
 
     @property
     def prefix(self) -> str:
-        """How the references of its files begin, `sample://…/`."""
+        """Prefix of the references of its files, `sample://…/`."""
         ...
 
     @property
     def licence(self) -> str:
-        """Licence of its texts, as hubs name it."""
+        """Licence of its texts, by its name on hubs."""
         ...
 
     def own_sets(
         self, sizes: dict[str, str], tasks: Iterable[str] | None = None
     ) -> tuple[OwnSet, ...]:
-        """Its tasks of these sizes; None: all of them.
+        """Tasks as own sets of the given sizes; None: all of them.
 
         Raises:
             ConfigError: an unknown size.
@@ -61,26 +61,28 @@ class NamedBenchmark(Protocol):
         ...
 
     def in_language(self, own: OwnSet, language: str) -> OwnSet | None:
-        """One of its sets in a language, of mteb's codes (`fra-Latn`); itself where it names a
+        """One of its sets in a language, by mteb's code (`fra-Latn`); itself where it names a
         language, None where there are no such texts.
         """
         ...
 
     def num_tokens(self, own: OwnSet) -> float:
-        """About how many tokens the texts of one of its sets have."""
+        """Estimated number of tokens in the texts of one of its sets."""
         ...
 
 
 class JobBenchmark(Protocol):
-    """A benchmark that brings its own jobs. `Done` and `Job` are those of `evaluation.jobs`."""
+    """A benchmark that defines its own evaluation jobs. `Done` and `Job` are those of
+    `evaluation.jobs`.
+    """
 
     @property
     def name(self) -> str:
-        """Its name among benchmarks."""
+        """Name of the benchmark."""
         ...
 
     def jobs(self, run: EvaluationRun) -> Sequence[Any]:
-        """Its jobs; each also has `finished(meta)`: whether it has nothing left to embed.
+        """Evaluation jobs; each also has `finished(meta)`: whether it has nothing left to embed.
 
         Raises:
             ConfigError: it has nothing in the run's languages.
@@ -88,19 +90,19 @@ class JobBenchmark(Protocol):
         ...
 
     def keep(self, run: EvaluationRun, done: Sequence[Any]) -> None:
-        """Write tables of what is done, from the `Done` of each job."""
+        """Write result tables from the `Done` of each finished job."""
         ...
 
     def scores(self, run: EvaluationRun, done: Sequence[Any]) -> Mapping[str, float]:
-        """Name → score, of those that can be computed here."""
+        """Name → score, for scores that can be computed locally."""
         ...
 
     def report(self, run: EvaluationRun, done: Sequence[Any]) -> Sequence[str]:
-        """Texts that are printed at the end."""
+        """Texts to print at the end."""
         ...
 
     def write_submission(self, storage: str, retriever: str) -> str:
-        """Write the file for its leaderboard into the storage, and return its path.
+        """Write the leaderboard's submission file into the storage, and return its path.
 
         Args:
             retriever: name of the model in the results.
@@ -117,12 +119,12 @@ def _job_points() -> dict[str, EntryPoint]:
 
 
 def job_benchmark_names() -> tuple[str, ...]:
-    """Names of the benchmarks that bring their own jobs."""
+    """Names of the benchmarks that define their own evaluation jobs."""
     return tuple(sorted(_job_points()))
 
 
 def job_benchmark(name: str, setting: str = "benchmarks") -> JobBenchmark:
-    """A benchmark that brings its own jobs.
+    """Look up a benchmark that defines its own evaluation jobs.
 
     Args:
         setting: that names it, for messages.
@@ -137,12 +139,12 @@ def job_benchmark(name: str, setting: str = "benchmarks") -> JobBenchmark:
 
 
 def further_benchmark_names() -> tuple[str, ...]:
-    """Names of the benchmarks that are not mteb's."""
+    """Names of the benchmarks that mteb does not have."""
     return (*job_benchmark_names(), *(benchmark.name for benchmark in named_benchmarks()))
 
 
 def refuse_job_benchmarks(names: Iterable[str]) -> None:
-    """Return when a training run can be scored on all of the benchmarks.
+    """Raise when a training run names a benchmark on which it cannot be scored.
 
     Raises:
         ConfigError: one brings its own jobs.
@@ -157,7 +159,7 @@ def refuse_job_benchmarks(names: Iterable[str]) -> None:
 
 @cache
 def named_benchmarks() -> tuple[NamedBenchmark, ...]:
-    """All of them.
+    """All named benchmarks.
 
     Raises:
         ConfigError: the package of one cannot be imported.
@@ -166,18 +168,18 @@ def named_benchmarks() -> tuple[NamedBenchmark, ...]:
 
 
 def benchmark_of(reference: str) -> NamedBenchmark | None:
-    """The benchmark that a file belongs to, by its reference; None: to none."""
+    """Benchmark that a file belongs to, by its reference; None: to none."""
     return next((b for b in named_benchmarks() if reference.startswith(b.prefix)), None)
 
 
 def tokens_of_sets(sets: Iterable[OwnSet]) -> float:
-    """About how many tokens the texts of the benchmarks' sets have; other sets are not counted."""
+    """Estimated number of tokens in the texts of the benchmarks' sets; others are not counted."""
     known = [(benchmark_of(own.path), own) for own in sets]
     return sum(found.num_tokens(own) for found, own in known if found is not None)
 
 
 def with_own_sets(scores: ScoresT) -> ScoresT:
-    """The scores with own sets in place of the benchmarks' names and of their tasks' names.
+    """Replace names of benchmarks and their tasks in the scores by own sets.
 
     Raises:
         ConfigError: an unknown size, a benchmark whose package is not here, or a set of the user's
@@ -217,7 +219,7 @@ def with_own_sets(scores: ScoresT) -> ScoresT:
 
 
 def with_named_benchmarks(settings: SettingsT) -> SettingsT:
-    """The settings of a run or an evaluation with own sets in place of benchmarks' names.
+    """Replace benchmark names in the settings of a run or an evaluation by own sets.
 
     Raises:
         ConfigError: an unknown size of a benchmark, or its sets do not fit the run.

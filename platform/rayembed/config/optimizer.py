@@ -28,7 +28,7 @@ class ScheduleConfig(Settings):
     kind: str
 
     decays: ClassVar[bool] = True
-    """Whether it falls to zero, after the last step or after `optimizer.decay_steps`."""
+    """Whether the rate falls to zero, after the last step or after `optimizer.decay_steps`."""
 
     def factor(self, progress: float) -> float:
         """Fraction of the peak learning rate.
@@ -59,7 +59,9 @@ SCHEDULES = SettingsTable(
 
 
 class OptimizerConfig(Settings):
-    """What every optimiser has: rates by group, decay, schedule; nothing is an engine's default."""
+    """Base class of optimiser settings: rates by group, decay and schedule; no value is left to an
+    engine's default.
+    """
 
     kind: str
     learning_rate: PositiveFloat
@@ -69,15 +71,16 @@ class OptimizerConfig(Settings):
     loss_learning_rate: PositiveFloat | None = None
     """Learning rate of the loss's own parameters; None: the same."""
     rates: SortedDict[str, PositiveFloat] = Field(default={})
-    """Learning rates of parameters by their names, before all others: `{"*.router.*": 1e-4}`. `*`
-    stands for any characters; each pattern must match a parameter, and none may match two."""
+    """Learning rates of parameters by name, which override all others: `{"*.router.*": 1e-4}`. `*`
+    stands for any characters; each pattern must match a parameter, and none may match two.
+    """
     weight_decay: float = Field(default=0.0, ge=0.0)
     """Decoupled weight decay; not on biases, norms and other vectors, nor on a loss's parameters.
     """
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warm-up: step 1 has 1/`warmup_steps` of the peak; 0: by `warmup_share`."""
     warmup_share: float | None = Field(default=None, ge=0.0, lt=1.0)
-    """Share of the steps that warm up where `warmup_steps` is 0; None: none."""
+    """Share of the steps used as warm-up where `warmup_steps` is 0; None: none."""
     schedule: "AnySchedule" = Field(default=SCHEDULES.default)
     """Schedule after the warm-up: `linear` or `cosine` decay, `constant`, or `wsd`, which is
     constant and then decays. The first step after the warm-up has the peak, and zero would be
@@ -90,16 +93,17 @@ class OptimizerConfig(Settings):
     clips at 1.0."""
 
     zero_stages: ClassVar[tuple[int, ...]] = (0, 1, 2, 3)
-    """ZeRO stages under which it can work."""
+    """ZeRO stages that the optimiser supports."""
     why_not: ClassVar[str] = ""
-    """Why it cannot work under the others."""
+    """Reason why it does not support the others."""
     state_bytes: ClassVar[int] = 12
     """Bytes of the fp32 master weight and the states of each trained parameter."""
     splits_matrices: ClassVar[bool] = False
-    """Whether weights of linear layers in the backbone have groups of their own, `matrices`."""
+    """Whether linear weights of the backbone form separate parameter groups, `matrices`."""
 
     def states(self, *, matrix: bool) -> tuple[str, ...]:
-        """Names of a parameter's states, each of its shape; beside them `step` counts updates.
+        """Names of a parameter's states, each of the parameter's shape; beside them `step` counts
+        updates.
 
         Args:
             matrix: whether it is the weight of a linear layer in the backbone.
@@ -107,7 +111,7 @@ class OptimizerConfig(Settings):
         raise TypeError(f"{type(self).__name__} has no states")
 
     def build(self, groups: list[dict[str, Any]], *, bfloat16: bool) -> Any:
-        """The torch optimiser over parameter groups; see `training.optimizer`.
+        """Build the torch optimiser over parameter groups; see `training.optimizer`.
 
         Args:
             bfloat16: whether the model computes in bfloat16.
@@ -115,11 +119,11 @@ class OptimizerConfig(Settings):
         raise TypeError(f"{type(self).__name__} cannot be built")
 
     def warmup(self, steps: int) -> int:
-        """Steps of warm-up of so many in all."""
+        """Number of warm-up steps, given the number of all steps."""
         return self.warmup_steps or min(round((self.warmup_share or 0.0) * steps), steps - 1)
 
     def check_steps(self, steps: int | None) -> None:
-        """Check that warm-up and schedule fit so many steps.
+        """Check that warm-up and schedule fit the number of steps.
 
         Args:
             steps: None: not known yet, so that only what holds for any number is checked.
@@ -142,7 +146,7 @@ class OptimizerConfig(Settings):
             raise ValueError(f"optimizer.decay_steps {decay} must be at least its {steps} steps")
 
     def check_zero_stage(self, zero_stage: int) -> None:
-        """Check that the optimiser can work under the ZeRO stage.
+        """Check that the optimiser supports the ZeRO stage.
 
         Raises:
             ValueError: it cannot; the message says why and which stages it can work under.

@@ -34,7 +34,7 @@ def override(run: SettingsT, assignments: Sequence[str]) -> SettingsT:
 def overridden(
     kind: type[SettingsT], values: dict[str, Any], assignments: Sequence[str]
 ) -> SettingsT:
-    """Settings of plain values after overrides, which may give what the values alone lack.
+    """Apply overrides to plain values, which the overrides may complete.
 
     Args:
         values: by their names; changed in place.
@@ -77,7 +77,7 @@ def assign_all(kind: type[Settings], values: dict[str, Any], assignments: Sequen
 def _assign(
     cls: type[Settings], values: dict[str, Any], path: str, text: str
 ) -> tuple[tuple[Any, ...], Mapping[str, str], Any]:
-    """Put the value in; its place by keys, what settings replace beside it, and the value."""
+    """Assign the value at a path; returns its keys, the settings it replaces, and the value."""
     here: Any = values
     place: list[Any] = []
     annotation: Any = cls
@@ -110,7 +110,7 @@ def _assign(
 
 
 def _step(here: Any, annotation: Any, path: str, parts: list[str]) -> tuple[Any, Any, list[str]]:
-    """Key of the first part in `here`, the type of its value, and the remaining parts."""
+    """Key of the path's first part in `here`, the type of its value, and the remaining parts."""
     part, rest = parts[0], parts[1:]
     prefix = path.removesuffix(".".join(parts)) + part
     if isinstance(here, list):
@@ -148,7 +148,7 @@ def _index(items: list[Any], part: str, prefix: str) -> int:
 
 
 def _read(path: str, text: str, annotation: Any) -> Any:
-    """Value of a text for a setting of this type."""
+    """Parse a text as the value of a setting of this type."""
     if text == "null" and type(None) in get_args(annotation):
         return None
     if not _holds_several(annotation) or (_holds_text(annotation) and not text.startswith("[")):

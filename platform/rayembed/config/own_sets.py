@@ -12,7 +12,7 @@ from rayembed.config.types import Distinct, FileName, Reference, unique_names
 
 
 class OwnSetBase(Settings):
-    """Settings that own sets of every kind have in common."""
+    """Settings that all kinds of own sets share."""
 
     name: FileName
     """The task's name in results and tables; not that of another task."""
@@ -25,7 +25,7 @@ class OwnSetBase(Settings):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """All files and folders that the set is read from."""
+        """All files and folders of the set."""
         return (self.path,)
 
 
@@ -43,8 +43,8 @@ class RetrievalSet(OwnSetBase):
 
 
 class ClassificationSet(OwnSetBase):
-    """Texts with their classes, told by logistic regression on a few examples of each class; the
-    main score is accuracy.
+    """Texts with classes, scored by logistic regression on a few examples of each class; the main
+    score is accuracy.
     """
 
     kind: Literal["classification"] = "classification"
@@ -52,13 +52,13 @@ class ClassificationSet(OwnSetBase):
     """File or folder with rows of `text` and `label`, from which examples are drawn; `path` has the
     rows that are classified."""
     samples_per_label: PositiveInt = 8
-    """Training examples of each class in one experiment."""
+    """Number of training examples of each class in one experiment."""
     experiments: PositiveInt = 10
-    """Draws of training examples; the score is their mean."""
+    """Number of draws of training examples; the score is their mean."""
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """All files and folders that the set is read from."""
+        """All files and folders of the set."""
         return (self.path, self.train)
 
 
@@ -67,9 +67,9 @@ class ClusteringSet(OwnSetBase):
 
     kind: Literal["clustering"] = "clustering"
     documents_per_experiment: PositiveInt = 2048
-    """Texts that are drawn with replacement and clustered in one experiment."""
+    """Number of texts drawn with replacement and clustered in one experiment."""
     experiments: PositiveInt = 10
-    """Draws of texts; the score is their mean."""
+    """Number of draws of texts; the score is their mean."""
 
 
 class PairClassificationSet(OwnSetBase):
@@ -101,7 +101,7 @@ OwnSet = Annotated[
 ]
 
 kinds_by_default = BeforeValidator(_with_kinds)
-"""Lets a set be written without its kind: it is of retrieval then."""
+"""Makes the kind of a set optional: it is of retrieval then."""
 
 
 class Scores(Settings):
@@ -111,13 +111,13 @@ class Scores(Settings):
     """Names such as `MTEB(eng, v1)`, `NanoBEIR`, `BEIR`, `MIRACL`; all of mteb's by their own
     names."""
     tasks: tuple[str, ...] = ()
-    """Single tasks of mteb by name, beside those of the benchmarks."""
+    """Single mteb tasks by name, in addition to those of the benchmarks."""
     languages: tuple[str, ...] = ()
     """Languages that mteb's and AIR-Bench's tasks are restricted to (`eng`, …); none: all."""
     own_sets: Annotated[tuple[OwnSet, ...], kinds_by_default, unique_names("own sets")] = ()
-    """Sets of the user's own, for retrieval where no `kind` is named."""
+    """The user's own sets, of kind retrieval where no `kind` is named."""
 
     @property
     def any_tasks(self) -> bool:
-        """Whether there is something to score a model on."""
+        """Whether any task is named."""
         return bool(self.benchmarks or self.tasks or self.own_sets)

@@ -32,11 +32,11 @@ GPUS: Mapping[str, int] = MappingProxyType(
         "T4": 15,
     }
 )
-"""GiB of GPUs by name as drivers tell them, a little less than they are sold with."""
+"""GiB of GPUs by name as drivers report them, slightly less than their nominal size."""
 
 
 def known_gpu(name: str) -> str:
-    """The name in `GPUS` that is meant; case, spaces and hyphens do not count.
+    """Look up the name in `GPUS` that a text means; case, spaces and hyphens do not count.
 
     Raises:
         ValueError: there is none.
@@ -48,7 +48,7 @@ def known_gpu(name: str) -> str:
 
 
 def ray_kind(name: str) -> str:
-    """Return Ray's own name for a kind of `GPUS`, which is one for all sizes of memory."""
+    """Return Ray's name for a kind of `GPUS`, the same for all memory sizes."""
     return name.partition(" ")[0]
 
 
@@ -64,8 +64,8 @@ def is_kind(name: str, kinds: Collection[str]) -> bool:
 
 
 def is_device(name: str, device: str) -> bool:
-    """Return whether a kind of `GPUS` is the device that a driver names so: `NVIDIA A100-SXM4-80GB`
-    is an `A100 80 GB`.
+    """Return whether a driver's device name belongs to a kind of `GPUS`; `NVIDIA A100-SXM4-80GB` is
+    an `A100 80 GB`.
     """
     kind, _, size = name.partition(" ")
     words = re.findall(r"[a-z0-9]+", device.lower())
@@ -77,7 +77,7 @@ def _letters(name: str) -> str:
 
 
 def check_model_name(name: str) -> str:
-    """Return the name of a registered model; raise if MLflow could not find it.
+    """Check and return the name of a registered model; raise if MLflow could not find it.
 
     Raises:
         ValueError: it cannot.
@@ -103,7 +103,7 @@ ZeroStage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_digit)]
 
 
 class RuntimeSettings(Settings):
-    """What placements of all jobs have in common: whether Ray is needed."""
+    """Placement settings shared by all jobs: whether Ray is needed."""
 
     runtime: Literal["auto", "local", "ray"] = "auto"
     """Where the work is done. `local`: in this process, with a small pool beside it for data;
@@ -116,7 +116,7 @@ class RuntimeSettings(Settings):
 
     @property
     def needs_ray(self) -> list[str]:
-        """Settings, with their values, that one process cannot give."""
+        """Settings, with their values, that require Ray rather than one process."""
         asked = self.asks_ray().items()
         return [f"placement.{name}={getattr(self, name)}" for name, needs in asked if needs]
 
@@ -134,7 +134,7 @@ class UnitLimit(Settings):
     """Time limit of data preparation on Ray."""
 
     unit_seconds: PositiveFloat = 86_400.0
-    """Seconds after which a process that prepares a unit of data on Ray is ended, as it may hang;
+    """Seconds after which a process that prepares a unit of data on Ray is killed as hanging;
     another one does the unit again. A unit is a part of 8,192 rows, a piece of a file, or a
     k-means."""
 
@@ -156,8 +156,8 @@ class Placement(UnitLimit, RuntimeSettings):
     workers: PositiveInt = 1
     """Data-parallel training processes; their maximum with `min_workers`."""
     min_workers: PositiveInt | None = None
-    """Minimum workers of a run on a changing cluster, which uses as many as fit, of those numbers
-    up to `workers` that divide its batches evenly. None: always `workers`."""
+    """Minimum workers of a run on a cluster that changes; the run uses as many as fit, of those
+    numbers up to `workers` that divide its batches evenly. None: always `workers`."""
     resize_interval_seconds: float = Field(default=60.0, ge=0.0)
     """Minimum seconds between two checks for more workers, with `min_workers`. A check follows a
     checkpoint; every change restarts all workers."""
@@ -180,16 +180,16 @@ class Placement(UnitLimit, RuntimeSettings):
     where other processes keep this machine's cores busy when the run begins, which says what it
     took and has the number in its `run.yaml`; on a cluster of several nodes two."""
     step_processes: int | None = Field(default=None, ge=0)
-    """Processes on the worker's machine that read and tokenise its batches ahead; 0: a thread of
-    the worker. None: on a GPU 2 to 4 for a model below about a billion parameters, as the machine
-    has cores for them, else 0: a GPU reads few tokens a second of a larger model, and a step on
-    CPUs takes a hundred times as long as its tokenisation. Each takes some 0.3 GB and, once, two
-    CPU seconds."""
+    """Number of processes on the worker's machine that read and tokenise batches in advance; 0: a
+    thread of the worker. None: on a GPU 2 to 4 for a model below about a billion parameters, as the
+    machine has cores for them, else 0: a GPU reads few tokens a second of a larger model, and a
+    step on CPUs takes a hundred times as long as its tokenisation. Each takes some 0.3 GB and,
+    once, two CPU seconds."""
     zero_stage: ZeroStage = 2
     """DeepSpeed's partitioning: 0 nothing, 1 optimiser, 2 gradients, 3 parameters."""
     reduce_once: bool = True
-    """Whether gradients are added up on each worker over the micro-batches of a step and reduced
-    over workers once, at its end. False: with `zero_stage` 2 or 3 after each micro-batch, so that a
+    """Whether gradients are accumulated on each worker over a step's micro-batches and reduced over
+    workers once, at its end. False: with `zero_stage` 2 or 3 after each micro-batch, so that a
     worker holds no gradients but its share; it saves nearly four bytes for each trained weight, as
     all parameters of a large model may need, and sends all gradients again for each micro-batch."""
     expert_parallel: PositiveInt = 1
@@ -203,15 +203,13 @@ class Placement(UnitLimit, RuntimeSettings):
     them at most, measured before the first step and kept for the stage while its GPUs and these
     settings stay.
 
-    It is what memory must hold; where texts are cut below it is decided by `pass_cost_tokens`.
-    """
+    It is what memory must hold; where texts are cut below it is decided by `pass_cost_tokens`."""
     pass_cost_tokens: PositiveInt | None = None
-    """Cost of a forward pass beside its tokens, in tokens: texts sorted by length are cut where
+    """Fixed cost of a forward pass, expressed in tokens: texts sorted by length are cut where
     padded tokens and passes together cost the least. None: by the hardware and the model's size, 48
     on a CPU, on a GPU from 500 for an LLM of 7B parameters to 16,384 for a small encoder.
 
-    More where workers add up gradients over a slow network, as GradCache does after each pass.
-    """
+    More where workers add up gradients over a slow network, as GradCache does after each pass."""
     unpadded: Unpadded = "auto"
     """Whether the texts of a forward pass are packed one after the other, without padding. `auto`:
     on GPUs with a kernel for the attention of the model's parts (bfloat16 on compute capability 8.0
@@ -221,44 +219,47 @@ class Placement(UnitLimit, RuntimeSettings):
     micro-batch. False keeps the graphs of all; `auto` does so in steps whose graphs fit the memory
     that is there, measured in the first one."""
     compile_layers: bool | Literal["auto"] = "auto"
-    """Whether to fuse the element-wise work of each layer by `torch.compile`, which takes a minute
-    or two once. `auto`: on GPUs of compute capability 8.0 or later, in stages that take some 20
-    minutes or more. Not with `zero_stage` 3, whose weights come and go within the layers."""
+    """Whether to fuse the element-wise work of each layer by `torch.compile`, which compiles once
+    for a minute or two. `auto`: on GPUs of compute capability 8.0 or later, in stages that take
+    some 20 minutes or more. Not with `zero_stage` 3, whose weights come and go within the layers.
+    """
     gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Whether to recompute activations layer by layer in the backward pass. `auto`: in as many
     layers as do not fit the memory that is there, measured in the first step; of the first that do
     not fit all but matrix products and attention."""
     collective_timeout_seconds: PositiveFloat = 1800.0
-    """Most seconds that a worker waits for the others in one collective; then it ends, and all go
-    on from the last checkpoint. After 0.8 of it without a step each worker logs where it stands."""
+    """Maximum seconds that a worker waits for the others in one collective; then it ends, and all
+    go on from the last checkpoint. After 0.8 of it without a step each worker logs where it stands.
+    """
     deterministic: bool = False
-    """Whether GPUs compute the same bits each time, with the same workers on the same kind of GPU:
-    torch takes slower operations with one order of additions, and refuses those that have no such
-    form. Nothing goes by the memory that happens to be free: there `micro_batch_tokens` is 8,192
-    unless named, and `auto` means true for `grad_cache` and `gradient_checkpointing`; false is
-    faster where memory allows it. On CPUs runs repeat without it."""
+    """Whether GPUs compute bit-identical results in every run, with the same workers on the same
+    kind of GPU: torch takes slower operations with one order of additions, and refuses those that
+    have no such form. Nothing goes by the memory that happens to be free: there
+    `micro_batch_tokens` is 8,192 unless named, and `auto` means true for `grad_cache` and
+    `gradient_checkpointing`; false is faster where memory allows it. On CPUs runs repeat without
+    it."""
     max_failures: int = Field(default=3, ge=0)
-    """Maximum restarts after a worker died, each from the last checkpoint. After a GPU ran out of
-    memory in a step the next start keeps less of the step's forward passes; where the settings
-    forbid that, the run ends at once. Outside steps, as when a worker that died still holds the
-    GPU, it is tried again as it was."""
+    """Maximum number of restarts after a worker died, each from the last checkpoint. After a GPU
+    ran out of memory in a step the next start keeps less of the step's forward passes; where the
+    settings forbid that, the run ends at once. Outside steps, as when a worker that died still
+    holds the GPU, it is tried again as it was."""
     end_after_dropped_steps: PositiveInt = 5
     """Consecutive steps with a non-finite loss or gradient that end the run. Such a step changes no
     weights, and no checkpoint is made until a step succeeds."""
     checkpoint_minutes: PositiveFloat | None = 5.0
-    """Minutes after which a checkpoint is made though none is due by `checkpoint_every_steps`, so
+    """Minutes after which a checkpoint is made even if `checkpoint_every_steps` is not reached, so
     that a stop costs no more; None: only by steps."""
     keep_checkpoints: PositiveInt = 2
     """Number of latest checkpoints kept in each stage; if one is damaged, the previous one is used.
     """
     keep_states: bool = False
-    """Whether the checkpoints of all stages (weights with the optimiser's states) stay when the run
-    is done, for instance to merge them. False: they are removed then; models, weights and scores
-    stay, and the same command finds the run done."""
+    """Whether to keep the checkpoints of all stages (weights and optimiser states) after the run,
+    for instance to merge them. False: they are removed then; models, weights and scores stay, and
+    the same command finds the run done."""
     validation_cpus: PositiveFloat | None = None
     """CPUs of a task that scores weights during training; None: `cpus_per_worker`."""
     validation_gpus: float | None = Field(default=None, ge=0.0)
-    """GPUs of such a task, may be fractional; None: 1 with `use_gpu`, else 0."""
+    """GPUs of such a task, which may be fractional; None: 1 with `use_gpu`, else 0."""
     validations_at_once: PositiveInt = 1
     """Concurrent validation tasks. They run beside the workers if the cluster has resources for
     both, otherwise after the stage's workers."""
@@ -270,9 +271,9 @@ class Placement(UnitLimit, RuntimeSettings):
     experiment: str = "rayembed"
     """MLflow experiment."""
     mirrors: tuple[Annotated[str, AfterValidator(known_mirror)], ...] = ()
-    """Trackers that get the curves of a training run beside MLflow: `tensorboard` (files in the
-    run's folder), `wandb` (Weights & Biases; `experiment` is its project; `WANDB_MODE`,
-    `WANDB_API_KEY` and others are its own). Extras of the same names install them."""
+    """Trackers that receive the curves of a training run in addition to MLflow: `tensorboard`
+    (files in the run's folder), `wandb` (Weights & Biases; `experiment` is its project;
+    `WANDB_MODE`, `WANDB_API_KEY` and others are its own). Extras of the same names install them."""
     registered_model: Annotated[str, AfterValidator(check_model_name)] | None = None
     """Name in MLflow's registry; None: the run's name."""
 
@@ -389,7 +390,8 @@ def worker_numbers(rows: int, fewest: int, most: int) -> tuple[int, ...]:
 
 
 def check_shares(setting: str, rows: int, fewest: int, most: int) -> None:
-    """Check that the fewest and the most workers divide the rows of a batch evenly.
+    """Check that both the minimum and the maximum number of workers divide the rows of a batch
+    evenly.
 
     Numbers between them that do not are passed over while a run goes on.
 

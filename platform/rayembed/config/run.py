@@ -1,4 +1,6 @@
-"""A run: identity (what it is) and placement (where it runs); its fingerprint and its file."""
+"""Settings of a training run: identity (what it is) and placement (where it runs); its fingerprint
+and its file.
+"""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, Literal
@@ -38,10 +40,10 @@ from rayembed.errors import ConfigError
 
 
 class Run(NamedRun):
-    """Everything that one training run is."""
+    """Complete settings of one training run."""
 
     name: FileName
-    """A run submitted again under its name goes on where it stopped."""
+    """Name of the run; a run submitted again under its name resumes."""
     seed: Seed = 0
     """Seed of initialisation, dropout, sampling and the batch plan; 32 bits, as numpy's generators
     take and as leaves torch's 64 room to tell stages and workers apart."""
@@ -88,7 +90,7 @@ class Run(NamedRun):
         return self
 
     def _check_held_out(self) -> None:
-        """Raise where held-out parts have names of other sets, or validation lacks them."""
+        """Raise when a held-out part has another set's name, or validation has no held-out part."""
         taken = {own.name for own in self.evaluation.own_sets}
         for dataset in self.held_out_datasets:
             if held_out_set(dataset.name) in taken:
@@ -136,12 +138,12 @@ class Run(NamedRun):
 
     @property
     def takes_scores(self) -> bool:
-        """Whether the run ends with scores, on tasks that it names or on held-out parts."""
+        """Whether the run ends with scores, on named tasks or on held-out parts."""
         return self.evaluation.any_tasks or bool(self.held_out_datasets)
 
     @property
     def total_steps(self) -> int:
-        """Steps of all stages."""
+        """Number of steps of all stages."""
         return sum(stage.steps for stage in self.stages)
 
     @property
@@ -150,8 +152,8 @@ class Run(NamedRun):
         return tuple(stage.name for stage in self.stages)
 
     def default_instructions(self) -> dict[Literal["query", "document"], str]:
-        """Role → the instruction that the last stage put before every text of the role, where it
-        was the same for all; the trained model puts it before texts for which nobody names one.
+        """Role → instruction that the last stage put before all of the role's texts, if there was
+        only one; the default instruction of the trained model.
         """
         last = [d for d in self.data.datasets if d.name in self.stages[-1].datasets]
         # Rows with instructions of their own have many.
@@ -168,7 +170,7 @@ class Run(NamedRun):
 
     @property
     def query_choices(self) -> dict[str, str]:
-        """Name of a prompt → instruction, of the last stage's data sets where these differ: none
+        """Name of a prompt → instruction, from the last stage's data sets where these differ: none
         stands before queries by default, so that whoever embeds them names one.
         """
         if self.default_instructions().get("query"):
@@ -178,7 +180,7 @@ class Run(NamedRun):
 
     @property
     def instructions(self) -> dict[str, str]:
-        """Task definitions that the run's model is saved with, by data set and by task.
+        """Task definitions saved with the run's model, by data set and by task.
 
         Whoever scores it finds them in its folder. A task's goes before a data set's of that name.
         """
@@ -187,7 +189,7 @@ class Run(NamedRun):
 
     @property
     def scores(self) -> Scores:
-        """The tasks on which the untrained model, each stage's and the baselines are scored."""
+        """Tasks on which the untrained model, each stage's model and the baselines are scored."""
         return Scores(**{name: getattr(self.evaluation, name) for name in Scores.model_fields})
 
     @property
@@ -238,7 +240,7 @@ class Run(NamedRun):
         return self.evaluation.validation.every_steps or stage.checkpoint_every_steps
 
     def identity(self, write: Callable[[str], str] | None = None) -> dict[str, Any]:
-        """Settings that are fingerprinted: all that the trained weights depend on.
+        """Fingerprinted settings: all that the trained weights depend on.
 
         Left out are the name, the placement, where the data lies (its content is compared by the
         batch plan), and what is scored: a further baseline must not make another run of it. Only
@@ -267,7 +269,8 @@ class Run(NamedRun):
 
 
 def of_stages(run: Run, names: Sequence[str]) -> Run:
-    """The run with the named stages alone, in its own order; with all where none is named.
+    """Copy the run with only the named stages, in their original order; with all where none is
+    named.
 
     Hard negatives that only other stages take are neither mined nor read, and batches of similar
     pairs that only these take are not made.
@@ -288,7 +291,7 @@ def of_stages(run: Run, names: Sequence[str]) -> Run:
 
 
 def without_general(run: Run, weighted: Collection[str] = ()) -> EvaluationConfig:
-    """A run's evaluation without the general tasks of its guard, but with the weighted ones."""
+    """Copy a run's evaluation without the guard's general tasks, except weighted ones."""
     evaluation = run.evaluation
     if evaluation.guard is None:
         return evaluation

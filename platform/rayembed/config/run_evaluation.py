@@ -1,4 +1,4 @@
-"""The evaluation of a training run: what its models are scored on, and beside which others."""
+"""Evaluation settings of a training run: what its models are scored on, and beside which others."""
 
 from typing import Annotated, Literal
 
@@ -42,7 +42,7 @@ class MtebValidation(Settings):
 
 
 class BeirValidation(Settings):
-    """Queries, documents and judgements of the user's own, in BEIR's layout."""
+    """The user's own queries, documents and judgements in BEIR's layout."""
 
     kind: Literal["beir"] = "beir"
     path: Reference
@@ -51,7 +51,7 @@ class BeirValidation(Settings):
     split: str = "dev"
     """Split of judgements, read from `qrels/<split>.tsv`."""
     name: PlainName = "validation"
-    """Name that its score goes by."""
+    """Name of its score."""
     instruction: str = ""
     """Task definition put before queries; empty: what an evaluation of the model puts there, for
     models with an instruction template general words."""
@@ -63,7 +63,7 @@ class BeirValidation(Settings):
 
 
 class OwnSetsValidation(Settings):
-    """Own sets of any kind, which the scores after training should not be taken on."""
+    """Own sets of any kind, which should differ from the sets scored after training."""
 
     kind: Literal["own_sets"] = "own_sets"
     sets: Annotated[tuple[OwnSet, ...], kinds_by_default, unique_names("own sets")] = Field(
@@ -79,7 +79,7 @@ class OwnSetsValidation(Settings):
 
 
 class HeldOutValidation(Settings):
-    """The held-out parts of the run's data sets, which the scores after training are taken on too.
+    """The held-out parts of the run's data sets, which are also scored after training.
 
     Whatever is chosen by them (with `keep: best` a step, in a sweep also the trial) was chosen by
     the texts that its score is reported of, which flatters it; where that matters, report it on
@@ -90,17 +90,18 @@ class HeldOutValidation(Settings):
 
 
 class EarlyStoppingConfig(Settings):
-    """Rule by which a stage ends before its last step."""
+    """Rule that ends a stage before its last step."""
 
     patience: PositiveInt = 3
-    """Scores in a row, by step, that were no improvement; a checkpoint without a score counts
-    neither way."""
+    """Number of consecutive scores without improvement; a checkpoint without a score counts neither
+    way.
+    """
     min_delta: float = Field(default=0.0, ge=0.0)
-    """Gain over the best score before it that a score must exceed to be an improvement."""
+    """Minimum gain over the previous best score that counts as an improvement."""
 
 
 class ValidationConfig(Settings):
-    """Scores of a stage's weights as they were every so many steps, taken beside the training."""
+    """Periodic scores of a stage's weights during training."""
 
     data: Annotated[
         MtebValidation | BeirValidation | OwnSetsValidation | HeldOutValidation,
@@ -114,8 +115,9 @@ class ValidationConfig(Settings):
     """Weight of a task's main score by the task's name; tasks left out weigh 1. The mean under
     these weights is the score that decides."""
     keep: Literal["best", "last"] = "best"
-    """Weights that a stage hands on: those of its best score (of equal ones the first), or those of
-    its last step, whatever the scores."""
+    """Weights that a stage passes on: those of its best score (of equal ones the first), or those
+    of its last step, whatever the scores.
+    """
     early_stopping: EarlyStoppingConfig | None = None
     """Early stopping; None: every stage runs to its last step."""
 
@@ -134,7 +136,7 @@ class ValidationConfig(Settings):
 def check_names(
     setting: str, given: dict[str, float] | dict[str, str], names: tuple[str, ...]
 ) -> None:
-    """Return when a setting names tasks of the validation alone.
+    """Check that settings name only tasks of the validation.
 
     Raises:
         ValueError: it names another one; the message has the nearest.
@@ -145,14 +147,14 @@ def check_names(
 
 
 SAMPLE = "sample://"
-"""How references of a sample's files begin."""
+"""Prefix of references to a sample's files."""
 
 _Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 class GuardConfig(Settings):
-    """After training, the model before and after it and mixtures of both are scored; kept is the
-    one that gains most on own data among those that lose less elsewhere.
+    """Comparison of the model before training, after it, and mixtures of both: kept is the one that
+    gains most on own data among those that lose less elsewhere.
 
     Own data are the held-out parts of the data sets and `evaluation.own_sets` but for those of a
     sample; all other tasks of the run are general ones.
@@ -161,29 +163,33 @@ class GuardConfig(Settings):
     shares: Distinct[_Share] = (0.75, 0.5, 0.25)
     """Shares of the trained model in the mixtures."""
     method: Literal["linear", "slerp"] = "linear"
-    """How weights are mixed with those before training, θ₀. `linear`: θ₀ + share · (θ - θ₀)
+    """Method of mixing weights with those before training, θ₀. `linear`: θ₀ + share · (θ - θ₀)
     (WiSE-FT, arXiv 2109.01903; task arithmetic of one task). `slerp`: along the arc between them,
-    tensor by tensor."""
+    tensor by tensor.
+    """
     own_sets: Distinct[str] | None = None
-    """Names of the `evaluation.own_sets` that are own data; None: all but those of a sample
-    (`sample://…`), which benchmarks are made of."""
+    """Names of the `evaluation.own_sets` that count as own data; None: all but those of a sample
+    (`sample://…`), which benchmarks are made of.
+    """
     most_loss: float | None = Field(default=None, ge=0.0, le=1.0)
-    """How much lower the mean score of general tasks may be than before training, of 1; None: less
-    than the gain on own data, and less than 0.03."""
+    """Largest allowed drop of the mean general-task score, on a scale of 0 to 1. None: less than
+    the gain on own data, and less than 0.03.
+    """
     take: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """Share of the trained model that is kept whatever the scores say, 1 being the trained model
-    itself; None: the scores decide. A run that is done takes it without training again."""
+    """Share of the trained model to keep regardless of the scores, 1 being the trained model
+    itself; None: the scores decide. A run that is done takes it without training again.
+    """
 
     @property
     def mixed(self) -> tuple[float, ...]:
-        """Shares of the mixtures that are made: that which is taken, or all candidates."""
+        """Shares of the mixtures to make: the one of `take`, or all candidates."""
         if self.take is None:
             return self.shares
         return (self.take,) if self.take < 1 else ()
 
 
 class EvaluationConfig(Scores):
-    """Scores that a run takes, and the other models beside which they stand."""
+    """Scores that a run computes, and the models that they are compared with."""
 
     before_training: bool = True
     """Whether the untrained model is scored for comparison."""
@@ -195,11 +201,12 @@ class EvaluationConfig(Scores):
     Tasks left out have what `evaluate_model` puts there: models with an instruction template always
     have one; an empty text: none."""
     validation: ValidationConfig | None = None
-    """Scores while training goes on, by which weights are chosen; None: there are none."""
+    """Scores during training, by which weights are selected; None: there are none."""
     guard: GuardConfig | None = None
-    """Keeps the trained model or a mixture with its start, whichever gains most on own data and
-    loses less on the mean of general tasks; None: the trained model is kept, whatever its
-    scores."""
+    """Keeps the trained model or a mixture with its start: the one that gains most on own data
+    without losing more than allowed on general tasks; None: the trained model is kept, whatever its
+    scores.
+    """
 
     @model_validator(mode="after")
     def _instructions_have_no_side(self) -> "EvaluationConfig":
@@ -217,19 +224,19 @@ class EvaluationConfig(Scores):
 
     @property
     def num_mixtures(self) -> int:
-        """Number of mixtures that the guard has made and scored."""
+        """Number of mixtures that the guard makes and scores."""
         return 0 if self.guard is None else len(self.guard.mixed)
 
 
 def own_sets_of(guard: GuardConfig, evaluation: EvaluationConfig) -> tuple[str, ...]:
-    """Names of the own sets that are own data."""
+    """Names of the own sets that count as own data."""
     if guard.own_sets is not None:
         return guard.own_sets
     return tuple(s.name for s in evaluation.own_sets if not s.path.startswith(SAMPLE))
 
 
 def check_guard(guard: GuardConfig, evaluation: EvaluationConfig, holds_out: bool) -> None:
-    """Return when there are own data to compare models on.
+    """Check that the guard has own data to compare models on.
 
     Args:
         holds_out: whether a data set of the run holds a part out.

@@ -27,12 +27,13 @@ class Settings(BaseModel):
         hide_input_in_errors=True,  # it may be an address with a password
     )
     replaces: ClassVar[Mapping[str, str]] = {}
-    """Setting → the setting that `--set` makes null with it, as they say the same in two ways;
-    one command or call that gives both is refused."""
+    """Setting → the alternative setting that `--set` makes null with it; one command or call that
+    gives both is refused.
+    """
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """Closing words of an error message: the closest allowed name, or all of them."""
+    """Suggestion at the end of an error message: the closest allowed name, or all of them."""
     names = sorted(allowed)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
@@ -55,7 +56,9 @@ def parse(cls: type[SettingsT], values: Any) -> SettingsT:
 
 
 def changed(settings: SettingsT, **values: Any) -> SettingsT:
-    """Validated copy with changes; pydantic's own `model_copy(update=…)` does not validate."""
+    """Copy the settings with changes, and validate them; pydantic's own `model_copy(update=…)` does
+    not validate.
+    """
     return type(settings).model_validate({**dict(settings), **values})
 
 
@@ -69,8 +72,8 @@ def members(annotation: Any) -> list[type[Settings]]:
 
 
 def kind_of(cls: type[Settings]) -> str | None:
-    """The `kind` that selects the class among alternatives, a setting or a constant of the class;
-    None without either.
+    """The `kind` that selects a class among alternatives, from a setting or a constant of the
+    class; None without either.
     """
     kind = cls.model_fields.get("kind")
     if kind is None:
@@ -79,7 +82,7 @@ def kind_of(cls: type[Settings]) -> str | None:
 
 
 def _by_name(path: tuple[str, ...], values: Any) -> tuple[str, ...]:
-    """The path with elements of lists by their name, as `--set` takes them."""
+    """Convert a path to `--set` syntax, with list elements by name."""
     named: list[str] = []
     for part in path:
         below = values
@@ -107,11 +110,11 @@ def _follows(item: Mapping[str, Any], items: list[dict[str, Any]]) -> bool:
 
 
 _PLAIN = re.compile(r"bool|int|float|str|literal\[.*\]")
-"""Names that pydantic gives to the alternatives of a value that is no group of settings."""
+"""Pydantic's names for alternatives that are plain values, not groups of settings."""
 
 
 def _one_of_plain(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The errors with those of the alternatives of one value (`bool | Literal["auto"]`) as one."""
+    """Merge the errors about one value's plain alternatives (`bool | Literal["auto"]`) into one."""
     found: dict[Any, dict[str, Any]] = {}
     for number, item in enumerate(items):
         loc = item["loc"]

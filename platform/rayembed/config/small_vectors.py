@@ -1,4 +1,4 @@
-"""Number types of small vectors, and how a search in them is set."""
+"""Number types of small vectors, and search settings for them."""
 
 from typing import Literal
 
@@ -15,30 +15,34 @@ Precision = Literal["float32", "int8", "binary"]
 
 
 class Rescoring(Settings):
-    """A second look at the best of a binary search, by products with the query in float32."""
+    """Second pass over the best results of a binary search, by products with the float32 query."""
 
     precision: Precision = "int8"
-    """Number type of the documents' vectors in the second look. `binary` stores nothing beside the
-    bits; `int8` and `float32` are stored, too, and read of the candidates alone."""
+    """Number type of the documents' vectors in the second pass. `binary` stores nothing beside the
+    bits; `int8` and `float32` are stored, too, and read of the candidates alone.
+    """
     candidates: PositiveInt = 40
-    """Documents of each query that are scored again: those with the fewest different bits. 40 is
-    four times ten results, the oversampling that sentence-transformers takes by default. It is
-    stated as a number, for mteb asks for 1,000 results, whatever a user will show."""
+    """Number of documents that are scored again for each query: those with the fewest different
+    bits. 40 is four times ten results, the oversampling that sentence-transformers takes by
+    default. It is stated as a number, for mteb asks for 1,000 results, whatever a user will show.
+    """
 
 
 class StoredVectors(Settings):
-    """How a search has the vectors that it compares."""
+    """Number type and rescoring of the vectors in a search."""
 
     precision: Precision = "float32"
     """Number type of the vectors. Retrieval searches in it: `int8` by exact products of the codes,
     `binary` by the number of different bits, queries quantised as documents are. Other tasks get
     the numbers that the stored vectors stand for."""
     rescore: Rescoring | None = None
-    """Second look at the best of a binary search; None: the order by different bits stands."""
+    """Second pass over the best results of a binary search; None: the order by different bits
+    stands.
+    """
 
     @property
     def slug(self) -> str:
-        """Beginning of the revision of results, `binary1-rescored40-int8-`; empty for float32."""
+        """Prefix of the revision of results, `binary1-rescored40-int8-`; empty for float32."""
         told = {"float32": "", "int8": "int8-", "binary": "binary1-"}[self.precision]
         if self.rescore is not None:
             digits = {"binary": "binary1"}.get(self.rescore.precision, self.rescore.precision)
@@ -56,4 +60,4 @@ class StoredVectors(Settings):
 
 
 FLOAT32 = StoredVectors()
-"""Vectors as the model gives them."""
+"""Vectors without quantisation."""

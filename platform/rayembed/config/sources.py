@@ -1,4 +1,4 @@
-"""Sources of training rows: what a run asks of one, and the table of their kinds.
+"""Base class of training data sources: what a run asks of one, and the table of their kinds.
 
 A column is named by its name or by a path into nested cells, `answers.text`; a list on the way
 gives a list, and a number leads to one element, `set.0`. `title+text` joins several fields of one
@@ -23,7 +23,7 @@ DEFAULT_REJECTED_SHARE = 0.01
 
 
 class Source(Settings):
-    """Where the rows of a data set come from, and how they become records.
+    """Source of a data set's rows and their conversion to records.
 
     Base class of the members of `SOURCES`. What stands here holds for a source that says nothing
     else; most members derive from `rayembed.data.sources.file_rows.FileRows`, which reads files and
@@ -35,15 +35,15 @@ class Source(Settings):
         """Name in the table."""
 
     can_hold_out: ClassVar[bool] = False
-    """Whether some of its rows can be kept from training, to be scored."""
+    """Whether rows can be excluded from training for scoring."""
     held_out_columns: ClassVar[tuple[str, ...]] = ()
     """Columns by which rows can be held out; none: any column of the files."""
     is_graded: ClassVar[bool] = False
-    """Whether its pairs may be dissimilar and have a similarity."""
+    """Whether pairs have a graded similarity and may be dissimilar."""
     has_records: ClassVar[bool] = False
-    """Whether its rows are records already, with all that an earlier job gave them."""
+    """Whether the rows are already records, with everything that an earlier job added."""
     tolerated: ClassVar[frozenset[str]] = frozenset()
-    """Reasons by which good rows are rejected; they do not count against `max_rejected_share`."""
+    """Reasons for which valid rows are rejected; they do not count against `max_rejected_share`."""
     names_by_setting: ClassVar[Mapping[str, str]] = {}
     """Setting of a column that rows may bring → pattern of names, in small letters alone, that such
     a column plainly has; see `data.sources.unread`."""
@@ -55,17 +55,17 @@ class Source(Settings):
 
     @property
     def place(self) -> str:
-        """Where its rows lie, in messages."""
+        """Location of the rows, in messages."""
         return next(iter(self.paths.values()), self.kind)
 
     @property
     def summary(self) -> str:
-        """Kind and place in a few words, for tables."""
+        """Kind and location in a few words, for tables."""
         return f"{self.kind}: {self.place}"
 
     @property
     def brings_negatives(self) -> bool:
-        """Whether its records can have hard negatives without mining."""
+        """Whether the records can have hard negatives without mining."""
         return False
 
     @property
@@ -75,7 +75,7 @@ class Source(Settings):
 
     @property
     def draws_by_seed(self) -> bool:
-        """Whether its records are other ones for each seed of a run, so that seeds share none."""
+        """Whether the records depend on the run's seed, so that seeds share none."""
         return True
 
     @property
@@ -84,7 +84,7 @@ class Source(Settings):
         return None
 
     def check(self, dataset: Any) -> Any:
-        """Find the data, before any row is converted; a `ResolvedDataset`.
+        """Locate the data before any row is converted; a `ResolvedDataset`.
 
         Args:
             dataset: settings of the data set, a `DatasetConfig`, with whole paths.
@@ -95,7 +95,7 @@ class Source(Settings):
         raise TypeError(f"{type(self).__name__} finds no data")
 
     def check_names(self, setting: str) -> None:
-        """Check what the settings name and every machine knows, such as tasks of mteb.
+        """Check settings that every machine can check, such as names of mteb tasks.
 
         Args:
             setting: where the source stands in the settings, for messages.
@@ -104,8 +104,9 @@ class Source(Settings):
             ConfigError: there is no such name; the message has the nearest.
         """
 
-    def check_asked(self, setting: str, storage: str) -> None:
-        """Return when a model that writes its rows can be asked, as far as this machine can tell.
+    def check_endpoint(self, setting: str, storage: str) -> None:
+        """Check that the endpoint of a model that writes rows can be reached, as far as this
+        machine can see.
 
         Args:
             setting: where the source stands in the settings, for messages.
@@ -116,7 +117,7 @@ class Source(Settings):
         """
 
     def written(self, context: Any, checked: Any) -> Any:
-        """What stands for a source whose rows are written first, a `ResolvedDataset`.
+        """Placeholder, a `ResolvedDataset`, for a source whose rows are written first.
 
         Args:
             context: storage and seed, a `PipelineContext`.
@@ -133,7 +134,7 @@ class Source(Settings):
         raise TypeError(f"{type(self).__name__} makes no records")
 
     def held_out_folder(self) -> str | None:
-        """Folder of the held-out part that its rows leave out already; None: there is none."""
+        """Folder of the held-out part that the rows already exclude; None: there is none."""
         return None
 
 
@@ -156,7 +157,7 @@ Arrow and numpy, inside functions: settings are read before any of it is needed.
 
 
 class FileSource(Settings):
-    """Common settings of sources that read files."""
+    """Settings shared by sources that read files."""
 
     path: Reference
     """A file, a folder, a prefix or a pattern (`*` within a name, `**/` over folders) of Parquet,
@@ -166,13 +167,14 @@ class FileSource(Settings):
     max_rejected_share: float = Field(default=DEFAULT_REJECTED_SHARE, ge=0.0, le=1.0)
     """Maximum share of rows without the expected contents; the job fails above it."""
     delimiter: str | None = Field(default=None, min_length=1, max_length=1)
-    """Sign between the cells of CSV files, such as `;`; None: a comma, in TSV files a tab."""
+    """Delimiter of CSV cells, such as `;`; None: a comma, in TSV files a tab."""
     encoding: FileName | None = None
     """Encoding of CSV, TSV and JSONL files, such as `latin-1`, `cp1252`, `utf-16` (not of JSONL);
     None: UTF-8."""
     quotes: Literal["csv", "none"] | None = None
-    """What `"` is in CSV and TSV files. `csv`: it stands around cells, also where their lines look
+    """Role of `"` in CSV and TSV files. `csv`: it stands around cells, also where their lines look
     like rows; `none`: a sign like any other, and each line is a row; None: found out, and a file
-    that can be read both ways is refused."""
+    that can be read both ways is refused.
+    """
     language: Column | None = None
     """Column of a language code, by which batches and filters can be separated."""

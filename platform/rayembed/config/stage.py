@@ -44,7 +44,7 @@ class BatchConfig(Settings):
 
 
 def steps_of(epochs: float, rows: int, global_pairs: int) -> int:
-    """Steps of so many passes over rows: the nearest whole number, at least one."""
+    """Number of steps in a number of passes over rows: the nearest whole number, at least one."""
     return max(1, round(epochs * rows / global_pairs))
 
 
@@ -71,19 +71,21 @@ class StageConfig(Settings):
     """Weight of each data set by name: the share of rows drawn from it."""
     batch: BatchConfig
     loss: AnyLoss = Field(default=LOSSES.default)
-    """What is minimised; by default InfoNCE."""
+    """Loss to minimise; by default InfoNCE."""
     teachers: tuple[Teacher, ...] = ()
-    """Embedding models whose vectors of all texts are stored before the stage, for a loss that
-    learns from them or masks by them; none of them runs in a step."""
+    """Embedding models whose vectors of all texts are computed before the stage, to learn from or
+    mask by; none of them runs in a step.
+    """
     hidden_states: HiddenStates | None = None
-    """Teacher whose hidden states are learnt too, with any loss; None: none are."""
+    """Teacher whose hidden states are distilled too, with any loss; None: none are."""
     optimizer: AnyOptimizer
     steps: PositiveInt
     """Weight updates; with `epochs` an estimate, until the prepared records are counted. Setting
     it drops the recipe's `epochs`; one command that sets both is refused."""
     epochs: PositiveFloat | None = None
-    """Passes over the records that are left to train on, which decide `steps`, rounded to whole
-    ones, when the data is prepared; None: `steps` is what it says."""
+    """Number of passes over the training records, which decide `steps`, rounded to whole ones, when
+    the data is prepared; None: `steps` is what it says.
+    """
     query_max_length: PositiveInt | None = None
     """Maximum tokens of a query in this stage, if lower than the model's (Nomic Embed v2 pretrains
     with 32); None: the model's."""
@@ -94,7 +96,7 @@ class StageConfig(Settings):
 
     @property
     def length(self) -> str:
-        """How long the stage is, as it was asked for: `1,000 steps` or `1 epoch`."""
+        """Length of the stage as the settings state it: `1,000 steps` or `1 epoch`."""
         if self.epochs is None:
             return f"{self.steps:,} step{'s' if self.steps != 1 else ''}"
         return f"{self.epochs:g} epoch{'s' if self.epochs != 1 else ''}"
@@ -125,7 +127,7 @@ class StageConfig(Settings):
             )
 
     def check_model(self, model: ArchitectureConfig) -> None:
-        """Check that the model offers the widths of the loss and reads as long texts as the stage.
+        """Check that the model offers the loss's widths and supports texts as long as the stage's.
 
         Raises:
             ValueError: it does not.
@@ -193,7 +195,7 @@ class StageConfig(Settings):
         return self
 
     def _check_teachers(self) -> None:
-        """Raise when the loss reads vectors of teachers and there are none, or the reverse."""
+        """Raise when the loss needs teacher vectors and the stage has no teacher, or vice versa."""
         needed = "teacher_vectors" in self.loss.needs
         if needed and not self.teachers:
             raise ValueError(

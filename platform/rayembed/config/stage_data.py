@@ -1,4 +1,4 @@
-"""What a stage asks of its data sets, and they can give."""
+"""Checks that data sets provide what a stage requires."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from rayembed.config.stage import StageConfig
 
 
 def check_dataset(stage: StageConfig, dataset: DatasetConfig) -> None:
-    """Return when the stage can learn from rows of the data set.
+    """Check that the stage can learn from rows of the data set.
 
     Raises:
         ValueError: its loss would always be zero, or its clusters are no batches of the stage.
@@ -34,7 +34,7 @@ def check_dataset(stage: StageConfig, dataset: DatasetConfig) -> None:
 
 
 def _check_clusters(stage: StageConfig, dataset: DatasetConfig) -> None:
-    """Return when the data set's clusters are batches of the stage.
+    """Check that the data set's clusters match the stage's batches.
 
     Raises:
         ValueError: it has none, or of another size, or takes no part in in-batch negatives.
@@ -60,7 +60,7 @@ def _check_clusters(stage: StageConfig, dataset: DatasetConfig) -> None:
 
 
 def check_similarity(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
-    """Raise when graded pairs would be taken for positives, or a loss over them has none."""
+    """Raise when graded pairs would count as positives, or a loss over graded pairs has none."""
     wanted = "similarity" in stage.loss.needs
     graded = [dataset.name for dataset in used if dataset.source.is_graded]
     if graded and not wanted:
@@ -79,8 +79,8 @@ def check_similarity(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
 
 
 def check_teachers(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
-    """Raise when the loss reads a teacher's scores and no row can have them, or a row those of
-    different teachers.
+    """Raise when the loss reads teacher scores that rows lack, or that come from different
+    teachers.
     """
     loss = stage.loss.kind
     if "teacher_scores" not in stage.loss.needs:
@@ -103,7 +103,7 @@ def check_teachers(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
 
 
 def origin_of_negatives(dataset: DatasetConfig) -> str | None:
-    """The setting that gives a data set its hard negatives; None: no setting does.
+    """Setting that provides a data set's hard negatives; None: no setting does.
 
     Classes always give some; that a stage leaves these out is no contradiction.
     """
@@ -114,7 +114,7 @@ def origin_of_negatives(dataset: DatasetConfig) -> str | None:
 
 
 def check_negatives_used(dataset: DatasetConfig, using: Sequence[StageConfig]) -> None:
-    """Return when hard negatives that are prepared for a data set are taken.
+    """Check that a stage uses the hard negatives that are prepared for a data set.
 
     Args:
         using: stages that use the data set; without any it is not prepared.
@@ -141,8 +141,8 @@ def _takes_negatives(stages: Sequence[StageConfig]) -> bool:
 
 
 def as_taken(dataset: DatasetConfig, stages: Sequence[StageConfig]) -> DatasetConfig:
-    """The data set without settings for hard negatives and clusters that none of the stages takes;
-    as it is where none uses it.
+    """Copy the data set without mining and cluster settings that no stage uses; as it is where none
+    uses it.
     """
     using = [stage for stage in stages if dataset.name in stage.datasets]
     if using and not _takes_negatives(using):
@@ -151,7 +151,7 @@ def as_taken(dataset: DatasetConfig, stages: Sequence[StageConfig]) -> DatasetCo
 
 
 def with_taken_clusters(dataset: DatasetConfig, stages: Sequence[StageConfig]) -> DatasetConfig:
-    """The data set without clusters, where stages use it and none of them takes these."""
+    """Copy the data set without clusters, if stages use it and none uses its clusters."""
     using = [stage for stage in stages if dataset.name in stage.datasets]
     idle = using and not any(stage.batch.policy == "clustered" for stage in using)
     return changed(dataset, clusters=None) if idle and dataset.clusters is not None else dataset
@@ -171,7 +171,7 @@ def without_negatives(dataset: DatasetConfig) -> DatasetConfig:
 
 
 def check_negatives(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
-    """Return when the data sets have as many hard negatives of a query as the stage takes.
+    """Check that the data sets provide as many hard negatives of a query as the stage uses.
 
     Raises:
         ValueError: none has any, or one has fewer.
@@ -191,7 +191,7 @@ def check_negatives(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
 
 
 def _no_negatives(stage: StageConfig, used: Sequence[DatasetConfig]) -> str:
-    """Message for a stage that asks for hard negatives of data sets without any."""
+    """Message for a stage that needs hard negatives from data sets without any."""
     first = used[0].name
     wanted, names = stage.batch.num_negatives, ", ".join(dataset.name for dataset in used)
     columns = [

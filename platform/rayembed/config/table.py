@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SettingsTable:
-    """Members of one sort, such as losses, by their `kind`."""
+    """Table of settings classes of one kind, such as losses, by their `kind`."""
 
     group: str
     """Group of entry points by which other packages add members."""
@@ -40,10 +40,10 @@ class SettingsTable:
     built_in: tuple[str, ...]
     """Import strings `module:Class` of the members of this package, in the order of messages."""
     default: Any = None
-    """Kind of settings that name none, which is the first member's; None: they must name one."""
+    """Kind of settings without a `kind`, which is the first member's; None: they must name one."""
 
     def classes(self) -> dict[str, type[Settings]]:
-        """Settings class of each member by its kind, those of this package first.
+        """Settings class of each member by its kind, first the members of this package.
 
         A member of another package that cannot be imported, is no settings class of this table or
         has a kind that another one has is left out with a warning.
@@ -67,7 +67,7 @@ class SettingsTable:
             )
 
     def union(self) -> Any:
-        """Type of a setting that is one of the members, as pydantic takes it.
+        """Annotation of a setting that is one of the members, for pydantic.
 
         With a default, the kind alone also stands for a member with its defaults: `loss: siglip`.
         """
@@ -82,23 +82,23 @@ class SettingsTable:
 
 @dataclass(frozen=True)
 class NamedTable(Generic[T]):
-    """Members that are objects of one type, such as jobs, by their names."""
+    """Table of objects of one type, such as jobs, by name."""
 
     group: str
     """Group of entry points by which other packages add members."""
     base: type[T]
     noun: str
-    """What messages call a member."""
+    """Noun for a member in messages."""
     built_in: Mapping[str, T]
 
     def members(self) -> dict[str, T]:
-        """All members by name, those of this package first; warns of those left out."""
+        """All members by name, first those that this package defines; warns of those left out."""
         found = dict(self.built_in)
         _add_outside(self.group, partial(self._add, found))
         return found
 
     def get(self, name: str) -> T:
-        """The member of that name; other packages are imported only for names that are not here.
+        """Look up a member by name; other packages are imported only for names that are not here.
 
         Raises:
             ConfigError: no such member; the message names the nearest one.
@@ -120,7 +120,7 @@ class NamedTable(Generic[T]):
 
 
 def with_members(settings: Any, members: Iterable[Any]) -> Any:
-    """The class of settings with an optional setting for each member, named by its kind."""
+    """Extend a settings class by an optional setting for each member, named by its kind."""
     # Left out of what is fingerprinted while it is None: a package that is installed or removed
     # must not rename the data of runs that ask for nothing of it.
     further: dict[str, Any] = {
@@ -133,7 +133,7 @@ def with_members(settings: Any, members: Iterable[Any]) -> Any:
 
 
 def load(reference: str) -> Any:
-    """The object that an import string `module:name` names."""
+    """Load the object that an import string `module:name` names."""
     module, _, name = reference.partition(":")
     return getattr(import_module(module), name)
 
@@ -149,7 +149,7 @@ def _with_kind(default: str | None, left_out: Mapping[str, str], value: Any) -> 
 
 
 def _add_outside(group: str, add: Callable[[EntryPoint, Any], None]) -> dict[str, str]:
-    """Add the members of other packages, in the order of their names; why others are left out."""
+    """Add the members of other packages, sorted by name; why others are left out."""
     left_out: dict[str, str] = {}
     for point in entry_points(group):
         try:
@@ -161,7 +161,7 @@ def _add_outside(group: str, add: Callable[[EntryPoint, Any], None]) -> dict[str
 
 
 def from_outside(point: EntryPoint) -> Any:
-    """What an entry point names.
+    """Load the object that an entry point names.
 
     Raises:
         ConfigError: it cannot be imported.

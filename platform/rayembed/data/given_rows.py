@@ -1,4 +1,4 @@
-"""Rows that a caller has in memory, as a file of the storage that is named by what it holds."""
+"""Rows in a caller's memory, saved as a storage file that is named by its content."""
 
 import hashlib
 from bisect import bisect_left
@@ -24,7 +24,8 @@ _PLACE = "given"
 
 
 def rows_file(rows: Rows, storage: str) -> str:
-    """Path of the rows: that of files as it is, of rows in memory a Parquet file below `storage`.
+    """Path of the rows' files: files stay as they are, rows in memory become a Parquet file below
+    `storage`.
 
     Columns keep their names; of tuples they are `query`, `positive` and `negatives`, or
     `sentence1`, `sentence2` and `score`. Equal rows are one file.
@@ -47,7 +48,7 @@ def rows_file(rows: Rows, storage: str) -> str:
 
 
 def table_of_rows(rows: Rows) -> pa.Table:
-    """The rows as a table, which has every column that any row has; see `rows_file`."""
+    """Convert the rows to a table with every column that any row has; see `rows_file`."""
     if isinstance(rows, Mapping) and hasattr(rows, "with_format"):  # datasets.DatasetDict
         names = ", ".join(map(repr, rows))
         raise DataError(f"rows has several splits ({names}); give one of them, as in rows['train']")
@@ -143,7 +144,7 @@ def _of_dicts(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def _column(name: str, cells: Any, rows: int, convert: Callable[[int, int], pa.Array]) -> pa.Array:
-    """Cells as Arrow holds them.
+    """Convert cells to an Arrow array.
 
     Args:
         cells: gives the cell of a row.
@@ -170,7 +171,7 @@ def _column(name: str, cells: Any, rows: int, convert: Callable[[int, int], pa.A
 
 
 _NOT_ARROW = (pa.ArrowException, UnicodeError, OverflowError, TypeError, ValueError)
-"""Errors of Arrow for values that it has no array for."""
+"""Errors of Arrow for values that it cannot convert."""
 
 
 def _goes(convert: Callable[[int, int], pa.Array], start: int, stop: int) -> bool:

@@ -45,7 +45,7 @@ def seeded_keys(hashes: np.ndarray, seed: int, purpose: str) -> np.ndarray:
 
 
 def nth_smallest(keys: Callable[[], Iterable[np.ndarray]], n: int) -> int:
-    """The n-th smallest, from 1 on, of keys such as `seeded_keys`, of which few are held at a time.
+    """The n-th smallest (from 1) of keys such as `seeded_keys`, in bounded memory.
 
     Args:
         keys: gives (some,) uint64 keys after each other; called twice.

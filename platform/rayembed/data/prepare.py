@@ -181,7 +181,7 @@ def _check_teachers_take(dataset: DatasetConfig, records: DatasetArtifact) -> No
 
 
 def _check_grades(run: Run, prepared: Mapping[str, DatasetArtifact]) -> None:
-    """Raise when a loss would take graded records of an earlier job for positives."""
+    """Raise when a loss would treat an earlier job's graded records as positives."""
     for stage in run.stages:
         if "similarity" in stage.loss.needs:
             continue

@@ -35,7 +35,7 @@ class Record:
     in_batch: bool = True
     label: str | None = None
     positive_score: float | None = None
-    """The teacher's score of the first positive, where one mined."""
+    """The teacher's score of the first positive, if the row was mined."""
     language: str | None = None
     origin: tuple[str, ...] = ()
     """Source rows that the record was made from."""
@@ -45,24 +45,24 @@ class Record:
     similarity: float | None = None
     """Graded similarity of query and first positive in [0, 1]; None: the positive answers it."""
     positive_cross_score: float | None = None
-    """The cross-encoder's score of the first positive, where one rescored."""
+    """The cross-encoder's score of the first positive, if the row was rescored."""
     positive_scores: tuple[float | None, ...] | None = None
-    """The teacher's score of each positive, where one mined and there are several."""
+    """The teacher's score of each positive, if the row was mined and has several."""
     positive_cross_scores: tuple[float | None, ...] | None = None
-    """The cross-encoder's score of each positive, where one rescored and there are several."""
+    """The cross-encoder's score of each positive, if the row was rescored and has several."""
     negatives_copied: int = 0
     """Number of negatives that were left out as copies of the query or a positive; not stored."""
     pair_rule: str | None = None
-    """How the source made the pair, where it has several ways."""
+    """Rule by which the source made the pair, where it has several."""
 
     def to_row(self) -> dict[str, Any]:
-        """The record as a row of `parts.SCHEMA`."""
+        """Convert the record to a row of `parts.SCHEMA`."""
         # Not `asdict`, which copies every value deeply: with seven negatives 20 times as slow.
         return vars(self) | {"negatives": [vars(negative) for negative in self.negatives]}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Record":
-        """The record in a row of `parts.SCHEMA`.
+        """Convert a row of `parts.SCHEMA` to a record.
 
         Raises:
             DataError: no query, or no positive; the message names the row.

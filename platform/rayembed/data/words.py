@@ -31,7 +31,8 @@ _WORD = re.compile(
 
 
 def normalised(text: str) -> str:
-    """Text by which words are compared: case, width, ligatures, exponents and white space folded.
+    """Text form in which words are compared: case, width, ligatures, exponents and white space
+    folded.
 
     Use it for similarity; `same_text_form` decides whether two texts are one.
     """
@@ -57,7 +58,7 @@ def normalised_hash(text: str) -> int:
 
 
 def without_copies(texts: Sequence[str], of: Sequence[str]) -> list[str]:
-    """The texts but those that are one of the others by `same_text_form`."""
+    """Drop texts that duplicate one of the others by `same_text_form`."""
     if not texts:
         return []
     others = set(map(same_text_form, of))
@@ -81,11 +82,13 @@ _BREAK = re.compile(
 )
 
 _FULL_WIDTH = re.compile(r"[^。！？]*[。！？]+[」』”’）]*|[^。！？]+")
-"""What ends with full-width punctuation, as of Chinese and Japanese, and the rest of a line."""
+"""Pattern of sentences that end with full-width punctuation (Chinese, Japanese), or of a line's
+rest.
+"""
 
 
 def split_lines(text: str) -> list[str]:
-    """Lines of a text, which end with a line feed, after a carriage return or not.
+    """Split a text into lines at line feeds, with or without a carriage return.
 
     Other signs that Python's `splitlines` takes for line ends, such as a form feed or U+2028, stand
     within sentences and headings.
@@ -94,7 +97,7 @@ def split_lines(text: str) -> list[str]:
 
 
 def split_sentences(text: str) -> list[str]:
-    """Sentences of a text, stripped and non-empty.
+    """Split a text into sentences, stripped and non-empty.
 
     A sentence ends at a line's end, at `。`, `！` or `？`, or at `.`, `!` or `?` before space and a
     capital or a digit, unless the full stop belongs to an initial ("J. S. Bach"), to "U.S." or to a

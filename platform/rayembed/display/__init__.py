@@ -1,1 +1,1 @@
-"""What a user sees: tables, figures, progress, and a quiet log."""
+"""Output for users: tables, figures, progress, and a quiet log."""

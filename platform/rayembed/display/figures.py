@@ -1,4 +1,4 @@
-"""The look that all pictures share, and bars that several of them draw."""
+"""Common style of all figures, and the bar chart that several of them draw."""
 
 import io
 from collections.abc import Callable, Mapping, Sequence
@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 COLOURS = ("#9aa5b1", "#7fb3d5", "#1f6fb2", "#e0a458", "#7a9e7e", "#b56576", "#6d597a", "#355070")
-"""One for each row, the first a grey for what others are compared with."""
+"""Colours of the series; the first, grey, is for the reference."""
 INK = "#2b2f36"
-"""The colour of letters and numbers."""
+"""Colour of letters and numbers."""
 GRID = "#e3e6ea"
-"""The colour of lines that only guide the eye."""
+"""Colour of guide lines."""
 
 
 def new_figure(
     *, width: float, height: float = 4.2, rows: tuple[float, ...] = (1.0,), columns: int = 1
 ) -> tuple[Any, Any]:
-    """A figure that needs no display, and its axes from top to bottom or from left to right.
+    """Create a figure without a display, with axes from top to bottom or from left to right.
 
     Args:
         width: in inches, as the height.
@@ -42,7 +42,7 @@ def new_figure(
 
 
 def set_title(axes: Any, text: str, *, size: float = 11, pad: float | None = None) -> None:
-    """Write the title of axes at their left end."""
+    """Write the title of axes, left-aligned."""
     axes.set_title(text, loc="left", fontsize=size, fontweight="bold", pad=pad)
 
 
@@ -55,7 +55,7 @@ def grouped_bars(
     width: float,
     rotation: int = 0,
 ) -> float:
-    """Draw groups of bars with their numbers; the lowest height, at most 0.
+    """Draw grouped bars with their numbers; returns the lowest height, at most 0.
 
     A height that is missing leaves no gap: the others of its group move together.
 
@@ -81,7 +81,7 @@ def grouped_bars(
 
 
 def png_of(figure: Any, dpi: int = 160) -> bytes:
-    """The figure as a PNG."""
+    """Render the figure as PNG."""
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=dpi, facecolor="white")
     return data.getvalue()

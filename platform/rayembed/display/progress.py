@@ -1,5 +1,5 @@
-"""What a run does now: in a log a line after ten seconds without any, on a terminal and in a
-notebook one line that changes.
+"""Progress of a run: a log line after ten silent seconds, or one live line in a terminal or
+notebook.
 
 Whoever begins something long names it by `doing`; the innermost is what is told. A run with phases
 has an `overview` of them, `data ✓ → finetune 0/60 → scores`, told at each change.
@@ -17,29 +17,29 @@ from datetime import timedelta
 from typing import Any, TextIO, TypeVar
 
 SILENCE_SECONDS = 10.0
-"""Seconds without a line after which one is written."""
+"""Seconds without a log line after which progress is logged."""
 
 _LIVE_SECONDS = 1.0
-"""Seconds between two changes of a line that changes."""
+"""Seconds between two updates of the live line."""
 
 _SHARE_OF_TIME = 50
-"""Making a line may take the inverse of this of a run's time."""
+"""Inverse of the share of a run's time that composing the line may take."""
 
 _BAR = 20
-"""Width of a bar in characters."""
+"""Width of a progress bar in characters."""
 
 _ours = logging.getLogger("rayembed")
 _log = logging.getLogger(__name__)
 
-Told = str | Callable[[], str]
-"""What is done, in words without a verb; a function is asked whenever it is told."""
+StatusText = str | Callable[[], str]
+"""Description of the current work, without a verb; a function is called for each display."""
 
 
 @contextmanager
 def doing(
-    what: Told, *, tells_end: bool = False, silence_seconds: float = SILENCE_SECONDS
+    what: StatusText, *, tells_end: bool = False, silence_seconds: float = SILENCE_SECONDS
 ) -> Iterator[None]:
-    """Tell inside the block what is done, as long as nothing else is logged.
+    """Show the current work inside the block, whenever the log is silent.
 
     A log gets `what` where it has changed since it was last told, and otherwise
     `still what, 20 s`, without what follows two spaces. Of an empty text nothing is told: what is
@@ -72,7 +72,7 @@ def doing(
 
 @contextmanager
 def overview(phases: Sequence[str]) -> Iterator[None]:
-    """Tell a run's phases before the first, at each `enter`, and with their times at the end."""
+    """Log a run's phases at the start, at each `enter`, and with their times at the end."""
     whole = _Overview([_Phase(name) for name in phases])
     whole.enter(phases[0])
     _log.info("%s", whole.text())
@@ -86,7 +86,7 @@ def overview(phases: Sequence[str]) -> Iterator[None]:
 
 
 def enter(phase: str, detail: str = "") -> None:
-    """Tell that a phase of the overview begins, if there is one.
+    """Start a phase of the overview, if a run has one.
 
     Args:
         detail: how far it is, such as `0/60`.
@@ -97,34 +97,34 @@ def enter(phase: str, detail: str = "") -> None:
 
 
 def present_phase() -> str:
-    """Name of the overview's present phase; empty where there is none."""
+    """Name of the overview's current phase; empty where there is none."""
     phase = None if _teller.overview is None else _teller.overview.present()
     return "" if phase is None else phase.name
 
 
 def detail(text: str) -> None:
-    """Note how far the present phase is, for a line that changes."""
+    """Set the progress of the current phase, for the live line."""
     if _teller.overview is not None and (phase := _teller.overview.present()) is not None:
         phase.detail = text
 
 
 def bar(done: float, of: int) -> str:
-    """`██████░░`, in plain characters where the log takes no others."""
+    """Progress bar `██████░░`, in plain characters where the log cannot encode these."""
     filled = round(_BAR * done / max(of, 1))
     full, empty = ("█", "░") if _takes("█░") else ("#", ".")
     return full * filled + empty * (_BAR - filled)
 
 
 def duration(seconds: float) -> str:
-    """`0:01:40`, in whole seconds."""
+    """Duration as `0:01:40`, in whole seconds."""
     return str(timedelta(seconds=round(seconds)))
 
 
 @dataclass(eq=False)
 class _Activity:
-    what: Told
+    what: StatusText
     began: float = field(default_factory=time.monotonic)
-    """When it began, or was last told with another text."""
+    """Time when the activity began, or was last logged with another text."""
 
     def __post_init__(self) -> None:
         self.last = self.text()
@@ -133,7 +133,7 @@ class _Activity:
         return self.what if isinstance(self.what, str) else self.what()
 
     def line(self) -> str:
-        """What a log is told."""
+        """Line for the log."""
         text, now = self.text(), time.monotonic()
         if text != self.last:
             self.last, self.began = text, now
@@ -155,7 +155,7 @@ class _Overview:
     phases: list[_Phase]
 
     def enter(self, name: str | None, detail: str = "") -> None:
-        """End the present phase, and all before the one of the name; None: all."""
+        """End the current phase, and all phases before the named one; None: all."""
         now = time.monotonic()
         for phase in self.phases:
             if phase.name == name and phase.began is None:
@@ -180,7 +180,7 @@ class _Overview:
 
 
 class _Terminal:
-    """The last line of a terminal."""
+    """Live line at the bottom of a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -201,7 +201,7 @@ class _Terminal:
 
 
 class _Notebook:
-    """An output of a notebook's cell."""
+    """Live output of a notebook cell."""
 
     def __init__(self, display: Callable[..., Any]) -> None:
         self._output = display(self._shown(""), raw=True, display_id=True)
@@ -210,7 +210,7 @@ class _Notebook:
         self._output.update(self._shown(text), raw=True)
 
     def clear(self) -> None:
-        """Leave it: the next text comes in its place."""
+        """Keep the output, which the next text replaces."""
 
     @staticmethod
     def _shown(text: str) -> dict[str, str]:
@@ -218,12 +218,12 @@ class _Notebook:
 
 
 _Live = _Terminal | _Notebook
-"""A line that changes."""
+"""Live line."""
 
 
 def live_line() -> _Live | None:
-    """The line that changes: of the notebook or the terminal that the log is shown in; None: it is
-    shown in neither.
+    """Live line of the notebook or terminal that shows the log; None: the log is shown in neither.
+    it is shown in neither.
     """
     ipython = sys.modules.get("IPython")
     shell = ipython and ipython.get_ipython()
@@ -243,7 +243,7 @@ def _takes(text: str) -> bool:
 
 
 class _Teller(logging.Handler):
-    """Tells what is done, from a thread of its own; hears when others log."""
+    """Log handler that shows the current work from its own thread, and notes other log records."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,12 +255,12 @@ class _Teller(logging.Handler):
         self._logged = 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Make room for a line of the log, and note when it came."""
+        """Clear the live line for a log record, and note the time."""
         self._logged = time.monotonic()
         self.make_room()
 
     def make_room(self) -> None:
-        """Take the line that changes away until it is shown again."""
+        """Clear the live line until it is shown again."""
         if self._live is not None:
             self._live.clear()
 
@@ -308,15 +308,16 @@ _teller = _Teller()
 Item = TypeVar("Item")
 
 Listener = Callable[[float], None]
-"""Called with the share of a unit that is done, from 0 to 1, as often as a loop tells it."""
+"""Function that receives the finished share of a unit, from 0 to 1, as often as a loop reports it.
+"""
 
 
 class _Heard(threading.local):
     listener: Listener | None = None
     first = 0.0
-    """Share of the unit that was done before the present piece."""
+    """Finished share of the unit before the current piece."""
     width = 1.0
-    """Share of the unit that the present piece is."""
+    """Share of the unit that the current piece covers."""
 
 
 _heard = _Heard()
@@ -324,7 +325,9 @@ _heard = _Heard()
 
 @contextmanager
 def hearing(listener: Listener | None) -> Iterator[None]:
-    """Have what this thread does inside the block heard, as one unit; None: by nobody."""
+    """Send progress that this thread reports inside the block to a listener, as one unit; None: to
+    nobody.
+    """
     before = _heard.listener, _heard.first, _heard.width
     _heard.listener, _heard.first, _heard.width = listener, 0.0, 1.0
     try:
@@ -334,19 +337,19 @@ def hearing(listener: Listener | None) -> Iterator[None]:
 
 
 def present_listener() -> Listener | None:
-    """Who hears what this thread tells, for work that is done elsewhere on its behalf."""
+    """Listener of this thread's progress, for work done elsewhere on its behalf."""
     return _heard.listener
 
 
 def tell(share: float) -> None:
-    """Tell how much of the present piece of work is done, from 0 to 1."""
+    """Report the finished share of the current piece of work, from 0 to 1."""
     if _heard.listener is not None:
         _heard.listener(_heard.first + share * _heard.width)
 
 
 @contextmanager
 def piece(first: float, last: float) -> Iterator[None]:
-    """Count what is told inside the block from this share of the present piece up to that one."""
+    """Treat progress inside the block as this part of the current piece, from share to share."""
     before = _heard.first, _heard.width
     _heard.first, _heard.width = before[0] + first * before[1], (last - first) * before[1]
     try:
@@ -358,7 +361,7 @@ def piece(first: float, last: float) -> Iterator[None]:
 
 
 def pieces(items: Sequence[Item]) -> Iterator[Item]:
-    """The items, the work on each of which is an equal piece."""
+    """Iterate over the items, each an equal share of the current piece."""
     for place, item in enumerate(items):
         with piece(place / len(items), (place + 1) / len(items)):
             yield item

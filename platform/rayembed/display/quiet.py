@@ -1,4 +1,4 @@
-"""Lines of the libraries that say nothing to a user, and only these, kept out of a log.
+"""Suppression of libraries' log lines that do not concern a user.
 
 What is not named here comes through: each entry has its reason. `without` keeps from a library a
 package that it would import in vain.
@@ -27,25 +27,25 @@ _HARMLESS = (
     # What it would do to a graph (shapes, constants) the exporter has done.
     ("root", "Please consider to run pre-processing before quantization"),
 )
-"""Logger and the beginning of its message."""
+"""Logger and the beginning of its harmless message."""
 
 _WARNINGS = (
     # DeepSpeed calls functions that torch renames; both still have them.
     (r"`torch\.distributed\.\w+` is deprecated", FutureWarning),
 )
-"""Beginning of the text, as a pattern, and its class."""
+"""Pattern of a harmless warning's beginning, and its class."""
 
 _WORKERS_LINES = (
     # Of Ray Train's own actor, on the C++ side: its arguments lie in the object store of the
     # driver, with which the run ends anyway.
     "Actor with class name: 'PreemptionWatcher'",
 )
-"""Parts of lines that Ray's workers write past every logger."""
+"""Parts of harmless lines that Ray's workers write without a logger."""
 
 
 @contextmanager
 def without(name: str) -> Iterator[None]:
-    """Modules that are imported in this block do not find the package of that name.
+    """Hide the package of that name from imports inside the block.
 
     For libraries that take what they do not need: one that is imported already stays visible.
     """
@@ -74,7 +74,7 @@ class _Harmless(logging.Filter):
 
 
 def quiet() -> None:
-    """Keep the libraries' harmless lines out of this process's log; may be called again.
+    """Suppress the libraries' harmless lines in this process's log; may be called again.
 
     Also what each of Ray's workers begins with.
     """
@@ -86,12 +86,12 @@ def quiet() -> None:
 
 
 def set_unset(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that are set in this process now, and were not before."""
+    """Set environment variables inside the block that are not set yet."""
     unset = {name: value for name, value in environment.items() if name not in os.environ}
     os.environ.update(unset)
     return unset
 
 
 def without_harmless(lines: Iterable[str]) -> list[str]:
-    """Lines of Ray's workers without those that say nothing to a user."""
+    """Filter harmless lines out of the output of Ray's workers."""
     return [line for line in lines if not any(part in line for part in _WORKERS_LINES)]

@@ -1,4 +1,4 @@
-"""Tables of all rooms and the one way to show them: in the terminal, as Markdown, as CSV.
+"""Tables of the whole package and their display: in the terminal, as Markdown, as CSV.
 
 A table prints itself on a console of rich; `show` gives it as text. It knows nothing of what it
 shows.
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 MISSING = "–"
-"""Stands for a number that is not known."""
+"""Placeholder of an unknown number."""
 
 WIDTH = 140
-"""Columns of the output where it is not a terminal, such as the log of a job."""
+"""Width of the output in columns where it is not a terminal, such as a job's log."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table."""
+    """One number in a table."""
 
     value: float | None
     """The number; None or NaN: there is none."""
     difference: float | None = None
-    """Value less that of the base; None: not shown."""
+    """Difference from the base value; None: not shown."""
     best: bool = False
-    """Whether none of the numbers that it is compared with prints higher."""
+    """Whether no compared number prints higher."""
     gap: str = MISSING
     """Placeholder of a missing number."""
     digits: int = 3
-    """Decimals that are printed."""
+    """Number of printed decimals."""
 
     @property
     def is_missing(self) -> bool:
-        """Whether there is no number."""
+        """Whether the number is missing."""
         return self.value is None or math.isnan(self.value)
 
     def text(self, between: str) -> "Text":
-        """The number for a terminal: the best in bold, a gain in green, a loss in red.
+        """Text of the number in a terminal: the best in bold, a gain in green, a loss in red.
 
         Args:
             between: what stands between the value and the difference.
@@ -61,7 +61,7 @@ class Cell:
         return shown
 
     def markdown(self) -> str:
-        """The number for Markdown: the best in bold, the difference in brackets."""
+        """Text of the number in Markdown: the best in bold, the difference in brackets."""
         if self.is_missing:
             return self.gap
         value = f"{self.value:.{self.digits}f}"
@@ -72,7 +72,7 @@ class Cell:
 
 
 def best_of(values: Iterable[float | None], digits: int) -> float | None:
-    """The highest value as it is printed, so that values that print alike are all the best."""
+    """The highest value as printed, so that values that print alike are all the best."""
     known = (value for value in values if value is not None and not math.isnan(value))
     return max((round(value, digits) for value in known), default=None)
 
@@ -88,24 +88,24 @@ class Table:
     align: str = "l"
     """`l` or `r` for each column; the last letter holds for all further columns."""
     narrow: Sequence[str] = ()
-    """Heads for the terminal, with line breaks; none: those of all forms."""
+    """Column heads for the terminal, with line breaks; none: the heads of all forms."""
     look: Literal["boxed", "open", "lined"] = "boxed"
     """Frame in the terminal: all around, between head and rows only, or between all rows."""
     folds: bool = False
-    """Whether the terminal may break the first column's texts; else they stand whole."""
+    """Whether the terminal may wrap the first column's texts; otherwise they are shown whole."""
     has_head: bool = True
-    """Whether the terminal shows the heads."""
+    """Whether the terminal shows the column heads."""
     sections: Collection[int] = ()
-    """Numbers of rows that head a section: bold in the terminal, with a line above."""
+    """Numbers of rows that begin a section: bold in the terminal, with a line above."""
     caption: str = ""
     """Line that the terminal shows below the table."""
 
     def right(self, column: int) -> bool:
-        """Whether a column's cells stand at its right end."""
+        """Whether a column is right-aligned."""
         return self.align[min(column, len(self.align) - 1)] == "r"
 
     def __rich__(self) -> "rich_table.Table":
-        """The table for a console of rich."""
+        """Convert the table for a console of rich."""
         from rich import table as rich_table
         from rich.box import HEAVY_HEAD, HORIZONTALS
         from rich.text import Text
@@ -137,12 +137,12 @@ class Table:
 
 
 def facts_table(title: str, facts: Mapping[str, object]) -> Table:
-    """A table without heads: names of facts and the facts."""
+    """Create a table without heads: names of facts and the facts."""
     return Table(["", ""], list(facts.items()), title=title, has_head=False)
 
 
 def show(table: Table, form: Literal["markdown", "csv"]) -> str:
-    """The table as text that ends with a line break; CSV has numbers in full precision."""
+    """Render the table as text that ends with a line break; CSV has numbers in full precision."""
     if form == "markdown":
         rule = ["---:" if table.right(i) else "---" for i in range(len(table.heads))]
         return "".join(map(_markdown_line, (table.heads, rule, *table.rows)))
@@ -160,7 +160,7 @@ def _markdown_line(cells: Sequence[object]) -> str:
 
 
 def console(out: TextIO | None = None, *, soft_wrap: bool = False) -> "Console":
-    """A console for tables and lines, which are printed as they are.
+    """Create a console for tables and lines, which are printed as they are.
 
     Args:
         out: where to print; None: standard output.

@@ -24,7 +24,7 @@ def rank() -> int:
 
 
 def gather_texts(own: str) -> list[str]:
-    """Every worker's text, in rank order."""
+    """Gather every worker's text, in rank order."""
     if world_size() == 1:
         return [own]
     texts = [""] * world_size()
@@ -65,9 +65,7 @@ def sum_with_gradient(local: Tensor) -> Tensor:
 
 
 def summed(values: Tensor) -> Tensor:
-    """Sums over workers of a tensor, which is overwritten, without gradient and without asking the
-    device for them.
-    """
+    """Sum a tensor over workers in place, without gradient or device synchronisation."""
     if world_size() > 1:
         dist.all_reduce(values)
     return values
@@ -81,16 +79,14 @@ def largest(value: int, device: torch.device) -> int:
 
 
 def maxima(values: Tensor) -> Tensor:
-    """Maximum over workers of each number of a tensor, which is overwritten, without asking the
-    device for them.
-    """
+    """Take the maximum over workers of each element in place, without device synchronisation."""
     if world_size() > 1:
         dist.all_reduce(values, op=dist.ReduceOp.MAX)
     return values
 
 
 def read_together(*tensors: Tensor) -> list[Tensor]:
-    """The tensors on the CPU, by one transfer: the host waits for its device once.
+    """Copy the tensors to the CPU in one transfer: the host waits for its device once.
 
     They go as float64, which holds all of float32 and integers below 2⁵³.
     """

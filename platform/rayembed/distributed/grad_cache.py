@@ -46,7 +46,7 @@ class Output(Protocol):
 
 @dataclass(frozen=True)
 class ContextPasses:
-    """Passes of a first encoder whose vectors are shared by all micro-batches of all workers."""
+    """Passes of a first encoder whose vectors all micro-batches of all workers share."""
 
     embed: Callable[[MicroBatch], Tensor]
     micro_batches: Sequence[MicroBatch]
@@ -82,10 +82,11 @@ class Passes:
     num_fillers: int = 0
     context: ContextPasses | None = None
     loss_parameters: Callable[[], Tensor] | None = None
-    """Gives the (P,) values of the loss's parameters; None for a loss without any."""
+    """Function that returns the (P,) values of the loss's parameters; None for a loss without any.
+    """
 
     def kept(self, outputs: list[Tensor]) -> Tensor:
-        """Outputs of the micro-batches that are not fillers, in one tensor."""
+        """Outputs of all micro-batches except fillers, in one tensor."""
         return torch.cat(outputs[: len(outputs) - self.num_fillers])
 
 
@@ -98,7 +99,7 @@ Backward = Callable[[Tensor, bool], None]
 
 
 def backward_with_graphs(passes: Passes, loss_of: LossOf, backward: Backward) -> Tensor:
-    """Detached loss, after a backward pass for each micro-batch through the graph it has kept.
+    """Backpropagate each micro-batch through its kept graph, and return the detached loss.
 
     One backward pass through all graphs would add the micro-batches' gradients inside autograd,
     in the weights' number type; `backward` may add them in a wider one.
@@ -107,7 +108,7 @@ def backward_with_graphs(passes: Passes, loss_of: LossOf, backward: Backward) ->
 
 
 def backward_with_cache(passes: Passes, loss_of: LossOf, backward: Backward) -> Tensor:
-    """Detached loss, after a backward pass for each micro-batch through a graph made anew."""
+    """Backpropagate each micro-batch through a recomputed graph, and return the detached loss."""
     return _backward(passes, loss_of, backward, keeps_graphs=False)
 
 
@@ -183,7 +184,9 @@ def _backward_of_context(
 
 
 def _run(embed: Callable[[], T], *, keeps_graphs: bool) -> tuple[T, Callable[[], T]]:
-    """Output of a pass, and what gives it with a graph: kept, or from the pass run again."""
+    """Run a pass; returns its output and a function that recomputes it with a graph: kept, or from
+    the pass run again.
+    """
     if keeps_graphs:
         output = embed()
         return output, lambda: output

@@ -28,7 +28,7 @@ def restore(state: RandomState) -> None:
 
 @contextmanager
 def replayed(state: RandomState) -> Iterator[None]:
-    """Context that uses random numbers from `state` and restores the former stream at its end."""
+    """Use random numbers from `state` inside the block, and restore the former state at its end."""
     devices = [torch.cuda.current_device()] if "cuda" in state else []
     with torch.random.fork_rng(devices=devices):
         restore(state)

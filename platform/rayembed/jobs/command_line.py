@@ -9,7 +9,8 @@ from rayembed.jobs.table import DATA, EVALUATE, JOBS, SERVE, TRAIN
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code of the job that the arguments name; without a name 2, as for a wrong one.
+    """Run the job that the arguments name, and return its exit code; without a name 2, as for a
+    wrong one.
 
     Args:
         argv: the job's name and its arguments; None: those of this process.
@@ -41,7 +42,7 @@ def _program() -> str:
 
 
 def _listed() -> str:
-    """The help: all jobs by name, one line each, below their groups."""
+    """Help text: all jobs by name, one line each, below their groups."""
     jobs = dict(sorted(JOBS.members().items()))
     width = max(map(len, jobs))
     groups = dict.fromkeys([TRAIN, DATA, EVALUATE, SERVE, *(each.group for each in jobs.values())])

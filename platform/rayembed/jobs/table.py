@@ -1,4 +1,4 @@
-"""All jobs by the names under which `rayembed` starts them.
+"""All jobs by their command names.
 
 Each row names its job by an import string, so that the list of all jobs imports none of them.
 `docs/own_job.md` adds one.
@@ -17,12 +17,13 @@ SERVE = "serve and operate"
 
 @dataclass(frozen=True)
 class Command:
-    """A job as the command line shows it; calling it imports and runs the job."""
+    """A job's entry on the command line; calling it imports and runs the job."""
 
     group: str
-    """Heading below which the list of all jobs has it."""
+    """Heading of the job in the list of all jobs."""
     about: str
-    """What the job does: its first line stands in the list of all jobs, all of it in its help."""
+    """Description of the job: its first line stands in the list of all jobs, all of it in its help.
+    """
     job: str
     """Import string `module:name` of a `pipeline.job.Job`, or of a function with its arguments."""
 
@@ -37,7 +38,7 @@ class Command:
 
     @property
     def summary(self) -> str:
-        """What the job does, in one line."""
+        """One-line description of the job."""
         return self.about.partition("\n")[0]
 
 

@@ -24,19 +24,19 @@ class Rows:
     positive: Tensor
     """(b,) hashes of the positives' texts."""
     negatives: Tensor
-    """(b, K) hashes of the negatives' texts, 0 where there is none."""
+    """(b, K) hashes of the negatives' texts, 0 for missing ones."""
     label: Tensor
-    """(b,) hashes of data set and class, 0 where there is no class."""
+    """(b,) hashes of data set and class, 0 without a class."""
     in_batch: Tensor
     """(b,) bool: the row takes part in in-batch negatives, as query and with its documents."""
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Rows":
-        """Rows of what a function makes of each tensor."""
+        """Apply a function to each tensor, and return the rows."""
         return Rows(**{name: change(value) for name, value in vars(self).items()})
 
 
 def num_repeated(everyone: Rows) -> Tensor:
-    """Number of columns whose text stands in several, as a tensor without dimensions."""
+    """Number of columns whose text occurs several times, as a scalar tensor."""
     text = torch.cat([everyone.positive, everyone.negatives.flatten()])
     ordered = text.sort().values
     return _in_several(ordered, _begins(ordered)).sum()
@@ -58,10 +58,10 @@ def own_candidates(rows: Rows, not_negatives: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Columns:
-    """The N candidate documents of a global batch, as what the mask of any of its rows needs."""
+    """The N candidate documents of a global batch, with the data for masks of any rows."""
 
     owner: Tensor
-    """(N,) row of the batch that a document stands in."""
+    """(N,) row of the batch that a document belongs to."""
     is_positive: Tensor
     """(N,) bool."""
     text: Tensor
@@ -69,16 +69,16 @@ class Columns:
     query: Tensor
     """(N,) hashes of the owners' queries."""
     label: Tensor
-    """(N,) hashes of the owners' classes, 0 where there is none."""
+    """(N,) hashes of the owners' classes, 0 without a class."""
     in_batch: Tensor
     """(N,) bool: the owner takes part in in-batch negatives."""
     ordered: Tensor
-    """(N,) the documents' hashes in ascending order."""
+    """(N,) hashes of the documents in ascending order."""
     place: Tensor
-    """(N,) first place of a document's hash among the ordered ones."""
+    """(N,) first index of a document's hash in `ordered`."""
     repeated: Tensor
-    """(R,) columns whose text stands in several, those of a text side by side: positives first,
-    then by row."""
+    """(R,) columns whose text occurs several times, grouped by text: positives first, then by row.
+    """
     begins: Tensor
     """(R,) bool: the first column of its text."""
 
@@ -192,7 +192,7 @@ def batch_documents(rows: Rows, columns: Columns, first_row: int) -> Tensor:
 def above_positive(
     negatives: Tensor, negative_score: Tensor, positive_score: Tensor, margin: float
 ) -> Tensor:
-    """(b, K) hashes of the negatives that a teacher takes for positives, 0 elsewhere.
+    """(b, K) hashes of the negatives that a teacher scores like positives, 0 elsewhere.
 
     Beside the texts that are known to be no negatives they keep a text out of all columns of its
     query. A negative without a score is not among them.

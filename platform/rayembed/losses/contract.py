@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
 
 class FalseNegatives(Settings):
-    """Documents that a teacher scores above the positive are no candidates of the query."""
+    """Rule that excludes documents that a teacher scores above the positive."""
 
     by: Literal["mining", "teachers"] = "mining"
-    """Whose scores tell. `mining`: those that mining stored of a query's own hard negatives, by the
-    cross-encoder where it rescored; a document without a score stays. `teachers`: cosines of the
-    stage's `teachers`, of all candidates that the batch has for a query, other rows' positives and
-    negatives among them (GISTEmbed, arXiv 2402.16829); of several teachers one is enough."""
+    """Source of the scores. `mining`: those that mining stored of a query's own hard negatives, by
+    the cross-encoder where it rescored; a document without a score stays. `teachers`: cosines of
+    the stage's `teachers`, of all candidates that the batch has for a query, other rows' positives
+    and negatives among them (GISTEmbed, arXiv 2402.16829); of several teachers one is enough.
+    """
     margin: float = 0.0
     """A document is left out if its score exceeds the positive's by more than this. Below 0 also
     those are left out that come near the positive (-0.05 in NV-Retriever, arXiv 2407.15831); with
@@ -42,30 +43,34 @@ class FalseNegatives(Settings):
 
 @dataclass(frozen=True)
 class TeacherScores:
-    """Scores by a teacher of each query's own documents: its positive, then its M - 1 negatives."""
+    """Teacher scores of each query's own documents: its positive, then its M - 1 negatives."""
 
     places_BM: Int[Tensor, "B M"]
-    """Places of the documents among the candidates. What stands at the place of a missing negative
-    is any document."""
+    """Indices of the documents among the candidates. What stands at the place of a missing negative
+    is any document.
+    """
     scores_BM: Float[Tensor, "B M"]
-    """All of a row by the same teacher; NaN where there is none, as of a missing negative."""
+    """Scores of a row, all by the same teacher; NaN where there is none, as of a missing negative.
+    """
 
 
 @dataclass(frozen=True)
 class TeacherVectors:
-    """Unit vectors of all texts by each of the stage's teachers, float16 as they are stored."""
+    """Unit vectors of all texts by each of the stage's teachers, stored as float16."""
 
     queries: tuple[Float[Tensor, "B T"], ...]
     documents: tuple[Float[Tensor, "N T"] | Float[Tensor, "B N T"], ...]
-    """They are those of the candidates, the same ones for all queries or each query's own."""
+    """Vectors of the candidates, shared by all queries or separate for each."""
     places_BM: Int[Tensor, "B M"]
-    """Places of each query's positive and its negatives among the candidates. What stands at the
-    place of a missing negative is any document."""
+    """Indices of each query's positive and its negatives among the candidates. What stands at the
+    place of a missing negative is any document.
+    """
     own_BM: Bool[Tensor, "B M"]
-    """Which of these there are."""
+    """Mask of the documents that exist."""
     seen_BN: Bool[Tensor, "B N"]
-    """Documents that a query meets, each text once; known positives and false negatives are among
-    them, of which a teacher knows best what they are."""
+    """Mask of the documents that a query is compared with, each text once; includes known positives
+    and false negatives, whose scores come from the teacher.
+    """
 
     @cached_property
     def cosines(self) -> tuple[Float[Tensor, "B N"], ...]:
@@ -76,23 +81,24 @@ class TeacherVectors:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Documents among which each query has its positive."""
+    """Candidate documents of each query, including its positive."""
 
     vectors: Float[Tensor, "N D"] | Float[Tensor, "B N D"]
-    """Unit length: the same ones for all queries, or each query's own."""
+    """Candidate vectors of unit length: the same ones for all queries, or each query's own."""
     positive_B: Int[Tensor, " B"]
-    """Place of each query's positive among its candidates."""
+    """Index of each query's positive among its candidates."""
     mask_BN: Bool[Tensor, "B N"]
-    """Which candidates count for a query; its positive always does."""
+    """Mask of the candidates that count for a query; its positive always does."""
     teacher: TeacherScores | None = None
-    """There where the loss needs `teacher_scores`. A document that the mask leaves out has its
-    score nevertheless: a false negative is what a teacher knows best."""
+    """Teacher scores, if the loss needs `teacher_scores`. They include documents that the mask
+    excludes, since false negatives teach too.
+    """
     vectors_of_teachers: TeacherVectors | None = None
-    """There where the loss needs `teacher_vectors`."""
+    """Teacher vectors, if the loss needs `teacher_vectors`."""
 
 
 class Contrastive(LossConfig):
-    """A loss of each query over its candidates, one of which is its positive.
+    """Loss of a query that compares its positive with its other candidates.
 
     The step averages over the rows of all workers.
     """
@@ -100,13 +106,13 @@ class Contrastive(LossConfig):
     row_blocks: ClassVar[bool] = True
 
     false_negatives: FalseNegatives | None = None
-    """Which documents are left out by a teacher's scores; None: none are."""
+    """Rule that excludes documents by a teacher's scores; None excludes none."""
     spread_out: float = Field(default=0.0, ge=0)
     """Weight of the spread-out regulariser at each width (`losses.spread_out`); 0: none."""
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Teacher scores or vectors, where false negatives are told by them."""
+        """Teacher scores or vectors, if false negatives are detected by them."""
         if self.false_negatives is None:
             return frozenset()
         by_mining = self.false_negatives.by == "mining"
@@ -125,7 +131,7 @@ class Contrastive(LossConfig):
 
 
 class Pairwise(LossConfig):
-    """A loss that compares graded pairs of query and document with each other."""
+    """Loss that compares graded query-document pairs with each other."""
 
     takes_candidates: ClassVar[bool] = False
 
@@ -168,7 +174,7 @@ def similarities(
 
 
 _COLUMNS = 1 << 13
-"""Documents whose vectors are widened to float64 at a time."""
+"""Number of documents whose vectors are converted to float64 at a time."""
 
 
 def exact_cosines(
@@ -191,7 +197,7 @@ def exact_cosines(
 
 
 def scalar(value: float) -> Any:
-    """A number as a float32 tensor, the initial value of a loss's parameter."""
+    """A float32 scalar tensor, the initial value of a loss's parameter."""
     import torch
 
     return torch.tensor(value, dtype=torch.float32)

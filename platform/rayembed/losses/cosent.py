@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CoSENT(Pairwise):
-    """Ranking loss over all two pairs of different graded similarity (kexue.fm/archives/8847)."""
+    """Ranking loss over pairs with different graded similarity (kexue.fm/archives/8847)."""
 
     kind: Literal["cosent"] = "cosent"
     scale: PositiveFloat = 20.0

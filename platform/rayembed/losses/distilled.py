@@ -1,4 +1,4 @@
-"""What losses have in common that learn from a teacher, with InfoNCE beside it.
+"""Base classes of losses that learn from a teacher, combined with InfoNCE.
 
 B queries, N candidates, M = 1 + K own documents of a query, D embedding width.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class BesideInfoNCE(Contrastive):
-    """A loss by a teacher, and InfoNCE over all candidates."""
+    """Distillation loss plus InfoNCE over all candidates."""
 
     infonce_weight: NonNegativeFloat = 1.0
     """Factor of InfoNCE; 0 leaves the teacher alone."""
@@ -30,7 +30,7 @@ class BesideInfoNCE(Contrastive):
 
     @property
     def reads_candidates(self) -> bool:
-        """Whether anything but the teacher's loss is computed, over all candidates."""
+        """Whether the loss needs all candidates, for more than the teacher's part."""
         return bool(self.infonce_weight or self.spread_out)
 
     @model_validator(mode="after")
@@ -48,7 +48,7 @@ class BesideInfoNCE(Contrastive):
         queries_BD: Float[Tensor, "B D"],
         candidates: Candidates,
     ) -> Float[Tensor, " B"]:
-        """The teacher's loss of each query plus InfoNCE's by its weight."""
+        """Add InfoNCE, by its weight, to the teacher's loss of each query."""
         if not self.infonce_weight:
             return loss_B
         return loss_B + self.infonce_weight * info_nce(
@@ -61,8 +61,8 @@ class BesideInfoNCE(Contrastive):
 
 
 class Distilled(BesideInfoNCE):
-    """A loss of the positive and the hard negatives of each query under scores that mining stored,
-    with InfoNCE over all candidates beside it.
+    """Loss of each query's positive and hard negatives under stored teacher scores, combined with
+    InfoNCE.
 
     No teacher runs in the step. The scores are the cross-encoder's where mining rescored, else the
     teacher's cosines. A document without a score takes no part; a query whose positive or whose
@@ -76,7 +76,9 @@ class Distilled(BesideInfoNCE):
 
     @property
     def reads_in_batch(self) -> bool:
-        """Whether InfoNCE or the spread-out regulariser do; the teacher scored own documents."""
+        """Whether InfoNCE or the spread-out regulariser reads other rows; the teacher's part never
+        does.
+        """
         return self.reads_candidates
 
     def of_rows(
@@ -100,7 +102,7 @@ class Distilled(BesideInfoNCE):
         scores_BM: Float[Tensor, "B M"],
         known_BM: Bool[Tensor, "B M"],
     ) -> Float[Tensor, " B"]:
-        """The distillation alone of each query; 0 where nothing is known.
+        """Distillation loss of each query, without InfoNCE; 0 where nothing is known.
 
         Args:
             cosines_BM: of the query with its positive, then with its hard negatives.

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class SimilarityDistillation(BesideInfoNCE):
-    """Each query's similarities to all documents that it meets in the batch, against those of
-    teachers (relational distillation, arXiv 1904.05068), with InfoNCE beside it.
+    """Relational distillation (arXiv 1904.05068) of each query's similarities to the batch's
+    documents, combined with InfoNCE.
 
     Averaged over the teachers, whose widths may be any. No teacher runs in the step. Documents that
     are known positives or that are left out as false negatives count here, each text once.

@@ -17,9 +17,7 @@ from rayembed.losses.contract import Candidates, similarities
 
 
 def product_sums(queries_BD: Float[Tensor, "B D"], candidates: Candidates) -> Float[Tensor, "B 3"]:
-    """Each query's sum and sum of squares of its products with candidates that count and are not
-    its positive, and how many these are.
-    """
+    """Sum, sum of squares and number of each query's products with its negatives that count."""
     others_BN = non_matching(candidates)
     products_BN = similarities(queries_BD, candidates.vectors).masked_fill(~others_BN, 0.0)
     number_B = others_BN.sum(dim=1).float()
@@ -27,7 +25,7 @@ def product_sums(queries_BD: Float[Tensor, "B D"], candidates: Candidates) -> Fl
 
 
 def non_matching(candidates: Candidates) -> Bool[Tensor, "B N"]:
-    """The candidates that count for a query, without its positive."""
+    """Mask of a query's candidates without its positive."""
     return candidates.mask_BN.scatter(1, candidates.positive_B.unsqueeze(1), False)
 
 

@@ -18,7 +18,7 @@ from rayembed.machine.quantisation import LEVELS, bit_value, int8_step
 
 
 class View(NamedTuple):
-    """What a loss sees of the vectors: how many dimensions, and in which number type."""
+    """Form of the vectors that a loss compares: how many dimensions, and in which number type."""
 
     width: int
     precision: Precision
@@ -31,14 +31,14 @@ def views_of(loss: LossConfig, full: int) -> list[View]:
 
 
 def seen(vectors: Float[Tensor, "... D"], view: View) -> Float[Tensor, "... d"]:
-    """Unit vectors (in float32 unchanged) as a view has them."""
+    """Unit vectors (in float32 unchanged) in the form of a view."""
     return straight_through(cut(vectors, view.width), view.precision)
 
 
 def straight_through(
     vectors: Float[Tensor, "... D"], precision: Precision
 ) -> Float[Tensor, "... D"]:
-    """What `quantisation.quantised` gives, to the bit; the gradient passes straight through."""
+    """Values of `quantisation.quantised`, bit-identical, with straight-through gradients."""
     match precision:
         case "float32":
             return vectors
@@ -79,7 +79,9 @@ class _Signs(torch.autograd.Function):
 
 
 def cut(vectors: Float[Tensor, "... D"], dimension: int) -> Float[Tensor, "... d"]:
-    """Leading dimensions, renormalised; vectors of that width are returned unchanged."""
+    """Truncate vectors to leading dimensions and renormalise them; vectors of that width are
+    returned unchanged.
+    """
     if vectors.shape[-1] == dimension:
         return vectors
     return functional.normalize(vectors[..., :dimension], dim=-1)

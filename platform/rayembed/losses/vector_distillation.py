@@ -23,7 +23,7 @@ _NAME = "projection"
 
 
 class VectorDistillation(BesideInfoNCE):
-    """Distance of a row's texts to the vectors that teachers gave them, with InfoNCE beside it.
+    """Distance of a row's texts to their teacher vectors, combined with InfoNCE.
 
     A row's loss is half that of its query and half the mean of its positive's and its negatives',
     averaged over the teachers. No teacher runs in the step. NV-Embed's own distillation (arXiv
@@ -36,9 +36,10 @@ class VectorDistillation(BesideInfoNCE):
     """`cosine`: one minus the cosine. `mse`: squared difference, mean over the components; of unit
     vectors of width T it is 2 / T times the former."""
     projection: bool | None = None
-    """Whether a matrix is trained that maps the model's vectors to each teacher's, and is no part
-    of the trained model; None: where a teacher's width is not the model's. It begins as the
-    identity, with zeros for a teacher's further components or without those that it lacks."""
+    """Whether to train a matrix, outside the trained model, that maps the model's vectors to each
+    teacher's; None: where a teacher's width is not the model's. It begins as the identity, with
+    zeros for a teacher's further components or without those that it lacks.
+    """
 
     parameter_names: ClassVar[tuple[str, ...]] = (_NAME,)
 

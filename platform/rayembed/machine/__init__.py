@@ -1,1 +1,1 @@
-"""What this machine has, and work done ahead on it."""
+"""Hardware of this machine, and background work on it."""

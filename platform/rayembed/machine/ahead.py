@@ -1,4 +1,5 @@
-"""Work done ahead of its use: batches of training, tokens of encoding, corpus parts.
+"""Work computed in advance by a thread or by processes: batches of training, tokens of encoding,
+corpus parts.
 
 A thread does it, or processes where one thread is too slow. What it does is left to its users; it
 knows no torch.
@@ -25,14 +26,16 @@ from rayembed.errors import ConfigError, WorkerError
 _SECONDS_BETWEEN_LOOKS = 0.1
 
 _ENDING_SECONDS = 5.0
-"""Seconds to wait for the thread or a process at the end; one that is blocked in a read must not
-delay the error."""
+"""Timeout in seconds for the thread or a process to end; one that is blocked in a read must not
+delay the error.
+"""
 
 _PROCESS = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from rayembed.machine.ahead import serve; serve()"
 )
-"""What a process runs. It imports no `__main__`, so a script needs no `if __name__ == ...`."""
+"""Program of a worker process. It imports no `__main__`, so a script needs no `if __name__ == ...`.
+"""
 
 
 class CannotSendError(ConfigError):
@@ -42,7 +45,7 @@ class CannotSendError(ConfigError):
 def done_ahead(
     work: Callable[[Any], Any], items: Iterable[Any], *, read_ahead: int
 ) -> Generator[Any]:
-    """Results of `work` on each item, in order, made by a thread.
+    """Results of `work` on each item, in order, computed in advance by a thread.
 
     Closing the iterator ends the thread, which closes `items` where that can be closed.
 
@@ -90,7 +93,7 @@ def done_ahead(
 def done_by_processes(
     work: Callable[[Any], Any], items: Sequence[Any], *, processes: int, setting: str
 ) -> Generator[Any]:
-    """Results of `work` on each item, in order, made by processes of this machine.
+    """Results of `work` on each item, in order, computed by processes of this machine.
 
     Each process does every `processes`-th item and has one result ready. It computes with one
     thread, sees no GPU and ends with this process, also where that is killed. Signals of a terminal
@@ -126,7 +129,7 @@ def done_by_processes(
 
 
 class _Process:
-    """A process that does work ahead; inside its block it is alive, and its input stays open."""
+    """Worker process; inside its block it is alive, and its input stays open."""
 
     def __init__(self, setting: str) -> None:
         self._setting = setting
@@ -157,14 +160,14 @@ class _Process:
         self._answers.close()
 
     def begin(self, work: bytes, items: Sequence[Any]) -> None:
-        """Send the work, pickled, and the items to do it on."""
+        """Send the pickled work and its items."""
         try:
             self._input.send_bytes(pickle.dumps((work, items)))
         except BrokenPipeError as error:
             raise self._died("before its first item") from error
 
     def unsent(self) -> Exception | None:
-        """Wait until the work is there; the error where it cannot be made again.
+        """Wait until the work is sent; returns the error if it cannot be unpickled.
 
         Raises:
             WorkerError: the process died.
@@ -174,7 +177,7 @@ class _Process:
         return error
 
     def result(self, item: Any) -> Any:
-        """Wait for the next result, which is of `item`.
+        """Wait for the next result, which belongs to `item`.
 
         Raises:
             WorkerError: the process died.
@@ -217,7 +220,7 @@ class _Process:
 
 
 def serve() -> None:
-    """Do the work that standard input holds, in a process of `done_by_processes`."""
+    """Execute the work from standard input, in a process of `done_by_processes`."""
     given = Connection(os.dup(0), writable=False)
     answers = Connection(os.dup(1), readable=False)
     os.dup2(2, 1)  # what the work prints must not stand among the answers

@@ -1,4 +1,4 @@
-"""How many CPU cores are there to work with, and how many of them are free."""
+"""Number of CPU cores of this process, and number of free ones."""
 
 import os
 from typing import NamedTuple
@@ -8,11 +8,12 @@ from rayembed.errors import ConfigError
 _LOOK_SECONDS = 0.25
 
 THREADS_VARIABLE = "RAYEMBED_THREADS"
-"""Environment variable with the threads that `auto` takes, whatever the machine does."""
+"""Environment variable that sets the number of threads of `auto`, regardless of the machine's load.
+"""
 
 
 class Threads(NamedTuple):
-    """Threads to compute with."""
+    """Number of threads to compute with."""
 
     number: int
     why: str
@@ -31,7 +32,7 @@ def num_cores() -> int:
 
 
 def free_threads(most: int) -> Threads:
-    """Threads that find a core of their own now, from 1 to `most`.
+    """Number of threads that get a free core now, from 1 to `most`.
 
     Threads of a layer wait for each other: where one of them has no core, all are slower than a
     single one. A core counts as busy if the load of the last minute and a look at the present both

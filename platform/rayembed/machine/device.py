@@ -1,4 +1,5 @@
-"""The device that computes: GPU or CPU as placements leave it open, and what torch needs for it.
+"""Choice of the device to compute on: GPU or CPU as placements leave it open, and what torch needs
+for it.
 
 `use_gpu: auto` is settled once, where a job starts, by the machines that will compute; the answer
 stands in the job's records.
@@ -25,10 +26,10 @@ _GROWING = "expandable_segments:True"
 
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 CUBLAS_DETERMINISTIC = ":4096:8"
-"""Workspaces with which cuBLAS adds up in one order (24 MiB), as torch's documentation has them."""
+"""Workspace setting that makes cuBLAS deterministic (24 MiB), from torch's documentation."""
 
 _NOT_DETERMINISTIC = ("does not have a deterministic implementation", CUBLAS)
-"""Parts of torch's messages of operations that it refuses."""
+"""Parts of torch's error messages about non-deterministic operations."""
 
 Placed = TypeVar("Placed", bound=Settings)
 
@@ -39,9 +40,9 @@ class SeenGpus:
 
     number: int
     text: str
-    """What was seen, as a clause: `torch 2.13.0+cpu sees no GPU on this machine`."""
+    """GPUs that were detected, as a clause: `torch 2.13.0+cpu sees no GPU on this machine`."""
     problem: str = ""
-    """Why a GPU that is there cannot be used, and what to do; empty: nothing is wrong."""
+    """Reason why an existing GPU cannot be used, with a remedy; empty: nothing is wrong."""
 
 
 def settled_gpu(
@@ -53,7 +54,7 @@ def settled_gpu(
     needed: int = 1,
     users: str = "workers",
 ) -> bool:
-    """Return whether GPUs are used, and log why unless the setting says so itself.
+    """Return whether to use GPUs, and log the reason unless the setting decides it.
 
     Args:
         asked: the setting's value.
@@ -107,7 +108,7 @@ def settled_gpu(
 
 
 def settled_placement(placement: Placed, seen: SeenGpus, needed: int | None = None) -> Placed:
-    """Return the placement with `use_gpu` settled; one without that setting stays as it is.
+    """Return the placement with `use_gpu` resolved; one without that setting stays as it is.
 
     Args:
         needed: GPUs that the job needs; None: one for each of the fewest workers.
@@ -152,7 +153,7 @@ def nodes_gpus(nodes: Sequence[Mapping[str, float]]) -> SeenGpus:
 
 
 KIND = "accelerator_type:"
-"""Beginning of the resource by which Ray names the kind of a node's GPUs."""
+"""Prefix of Ray's resource for the kind of a node's GPUs."""
 
 
 def gpu_kinds(nodes: Sequence[Mapping[str, float]]) -> list[str]:
@@ -177,7 +178,7 @@ def has_named_gpu(gpu: str | None, node: Mapping[str, float]) -> bool:
 
 
 def placed_here(placement: Placed) -> Placed:
-    """Return the placement as machines like this one settle it, without a line in the log.
+    """Return the placement resolved for machines like this one, without logging.
 
     For estimates and tables; a GPU that is asked for is taken to be there.
     """
@@ -203,7 +204,7 @@ def set_allocator() -> None:
 
 
 def check_deterministic_start() -> None:
-    """Set what cuBLAS reads when it starts on a GPU.
+    """Set the cuBLAS variables for deterministic results, before it starts on a GPU.
 
     Raises:
         PlacementError: the process uses a GPU already, without it.
@@ -222,7 +223,7 @@ def check_deterministic_start() -> None:
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Let torch take only operations with one order of additions inside the block.
+    """Allow torch only deterministic operations inside the block.
 
     Args:
         wanted: `placement.deterministic`; False changes nothing.

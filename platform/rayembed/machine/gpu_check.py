@@ -1,4 +1,4 @@
-"""Whether a node's driver and GPU can do what training will ask of them, before data is prepared.
+"""Check that a node's driver and GPU support training, before data is prepared.
 
 The facts are taken in a task on the node, and judged where the run starts. Knows no Ray.
 """
@@ -16,8 +16,9 @@ _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 """File of NVIDIA's kernel module; a container sees its node's."""
 
 _DRIVERS = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
-"""Major version of CUDA → least driver on Linux for all its minor versions (NVIDIA's CUDA
-compatibility guide, table of minor version compatibility)."""
+"""Major version of CUDA → minimum driver on Linux for all its minor versions (NVIDIA's CUDA
+compatibility guide, table of minor version compatibility).
+"""
 
 _AMPERE = (8, 0)
 
@@ -29,23 +30,25 @@ exactly."""
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """What a node says of its first GPU."""
+    """Properties that a node reports of its first GPU."""
 
     node: str
     torch: str
     """Version of torch, with its build: `2.13.0+cu130`."""
     cuda: str | None
-    """CUDA that torch is built with, `13.0`; None: it is a build without."""
+    """CUDA version that torch is built with, `13.0`; None: it is a build without."""
     driver: str | None
     """Version of NVIDIA's driver, `580.65.06`; None: there is none, or a sandbox hides its file."""
     gpu: str | None = None
     """Name of the GPU; None: torch sees none."""
     error: str | None = None
-    """What a small product on it raised, or why torch sees no GPU; None: the product was right."""
+    """Error of a small product on the GPU, or the reason why torch sees no GPU; None: the product
+    was right.
+    """
 
 
 def gpu_facts() -> GpuFacts:
-    """Facts of the machine that calls it; takes the first GPU that torch sees for a product."""
+    """GPU properties of the calling machine; takes the first GPU that torch sees for a product."""
     about = socket.gethostname(), torch.__version__, torch.version.cuda, _driver()
     try:
         name = torch.cuda.get_device_name()
@@ -56,7 +59,7 @@ def gpu_facts() -> GpuFacts:
 
 
 def product_error(device: str, *, bf16: bool = True) -> str | None:
-    """What a small product on the device raised or got wrong; None: it was right."""
+    """Error or wrong result of a small product on the device; None: the product was right."""
     dtype = torch.bfloat16 if bf16 else torch.float32
     try:
         left = torch.full((_WIDTH, _WIDTH), 0.5, dtype=dtype, device=device)
@@ -70,7 +73,7 @@ def product_error(device: str, *, bf16: bool = True) -> str | None:
 
 
 def usable_gpus_here() -> SeenGpus:
-    """GPUs that torch sees on this machine, or why it sees none though NVIDIA's driver is there."""
+    """GPUs that torch sees on this machine, or why it sees none despite NVIDIA's driver."""
     seen = gpus_here()
     if not seen.number and (facts := gpu_facts()).driver is not None:
         return replace(seen, problem=gpu_problem(facts, is_here=True) or "")
@@ -78,7 +81,7 @@ def usable_gpus_here() -> SeenGpus:
 
 
 def gpu_problem(facts: GpuFacts, *, is_here: bool = False) -> str | None:
-    """What is wrong with a node and what to do; None if it can train.
+    """Describe a node's problem and its remedy; None if it can train.
 
     Args:
         is_here: whether the node is this machine, without a cluster.

@@ -1,4 +1,4 @@
-"""GPUs of a cluster's live nodes, and whether torch computes on them, by a small task on each."""
+"""GPUs of a cluster's live nodes, and a small task on each that checks that torch can use them."""
 
 import logging
 from dataclasses import replace
@@ -15,11 +15,11 @@ from rayembed.machine.gpu_check import gpu_facts, gpu_problem
 logger = logging.getLogger(__name__)
 
 _SECONDS = 60
-"""Seconds after which a node whose GPUs are all taken is not waited for."""
+"""Timeout in seconds for a node whose GPUs are all in use."""
 
 
 def cluster_gpus(placement: Settings) -> SeenGpus:
-    """GPUs of the live nodes on which a placement's workers may run.
+    """GPUs of the live nodes that a placement's workers can use.
 
     They are checked unless the placement takes none or waits for nodes, which training checks when
     they are there.
@@ -87,5 +87,5 @@ def _problem(checked: Any) -> str | None:
 
 
 def live_nodes() -> list[dict[str, Any]]:
-    """Ray's own facts of the nodes that are alive."""
+    """Ray's records of the live nodes."""
     return [node for node in ray.nodes() if node["Alive"]]

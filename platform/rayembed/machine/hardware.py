@@ -38,7 +38,7 @@ _ROUNDS = 3
 _CPU_BUDGET = 1024
 _GPU_BUDGET = 8192
 _GPU_MOST = 131_072
-"""Tokens of a forward pass above which a GPU computes no faster, whatever the model."""
+"""Tokens of a forward pass above which a GPU does not get faster, for any model."""
 _SHARE_OF_A_PASS = 0.25
 """Share of the room for graphs that a forward pass may take: GradCache always finds room for it."""
 
@@ -47,24 +47,25 @@ _CPU_PASS = 48
 encoding (benchmarks/log)."""
 
 _GPU_PASS = 3.5e12
-"""Parameters times tokens that a GPU computes while the host launches a pass of a small encoder:
-16 ms for the 175 kernels of BERT base's forward pass beside an H200 (80 to 90 microseconds of
-Python for each, benchmarks/log), at 400 TFLOP/s. A 7B LLM has ten times the kernels, but hides
-their launches behind its products; 500 of its tokens stand for what the GPU itself loses in a
-pass."""
+"""Parameters times tokens that a GPU computes while the host launches a pass of a small encoder: 16
+ms for the 175 kernels of BERT base's forward pass beside an H200 (80 to 90 microseconds of Python
+for each, benchmarks/log), at 400 TFLOP/s. A 7B LLM has ten times the kernels, but hides their
+launches behind its products; 500 of its tokens stand for what the GPU itself loses in a pass.
+"""
 _GPU_PASS_RANGE = (256, 16_384)
 
 _GPU_FLOPS = 4e14
 """Useful FLOP/s of a GPU in training: half of an H100's peak in bfloat16."""
 
 _TOKENS_OF_A_PROCESS = 250_000
-"""Tokens per second that one process makes from texts: 400,000 to 450,000 in a second of a core of
-EPYC Turin (`benchmarks/input_speed.py`), of which beside other work it gets a part."""
+"""Tokens per second that one process produces from texts: 400,000 to 450,000 in a second of a core
+of EPYC Turin (`benchmarks/input_speed.py`), of which beside other work it gets a part.
+"""
 
 _STEP_PROCESSES = range(2, 5)
 
 _CORES_OF_A_PROCESS = 4
-"""Cores for each worker of a machine that let a further process run."""
+"""Number of cores for each worker that justify a further process."""
 
 _CONTAINER = Path("/sys/fs/cgroup")
 
@@ -79,8 +80,10 @@ _CONTAINER_MEMORY = (
 _RAN_OUT = re.compile(
     r"cuda[^\n]*out of memory|_ALLOC(ATION)?_FAILED|failed to cuda \w*alloc", re.IGNORECASE
 )
-"""What errors say that are not torch's own class: of CUDA and Triton (`CUDA error: out of memory`),
-cuBLAS and cuDNN (`CUBLAS_STATUS_ALLOC_FAILED`), NCCL (`Cuda failure 2 'out of memory'`)."""
+"""Texts of out-of-memory errors that have no torch class of their own: of CUDA and Triton (`CUDA
+error: out of memory`), cuBLAS and cuDNN (`CUBLAS_STATUS_ALLOC_FAILED`), NCCL (`Cuda failure 2 'out
+of memory'`).
+"""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ def default_device() -> str:
 
 
 def auto_precision(device: str | None = None) -> Precision:
-    """Number type that `auto` means on this machine.
+    """Number type that `auto` selects on this machine.
 
     bfloat16 where the processor has units for it (GPUs of compute capability 8.0 and later; CPUs on
     which a product in it is faster than in float32), float32 elsewhere.
@@ -126,7 +129,7 @@ def auto_precision(device: str | None = None) -> Precision:
 
 
 def settled(asked: DtypeSetting, on: Precision | str | None = None) -> Dtype:
-    """Requested number type; `auto` is replaced by the type that is computed fast.
+    """Resolve the requested number type; `auto` is replaced by the type that is computed fast.
 
     Says once in a process what `auto` became and why. Whoever asks for bfloat16 where it is
     emulated is warned, with the measured factor.
@@ -151,7 +154,8 @@ def settled(asked: DtypeSetting, on: Precision | str | None = None) -> Dtype:
 
 @contextmanager
 def rounded_products(dtype: str, device: str) -> Iterator[None]:
-    """Compute float32 products in TF32 inside, where that is the number type and a GPU computes.
+    """Compute float32 products in TF32 inside the block, if this is the number type and a GPU
+    computes.
 
     They are exact by default: scores and vectors are then those of any other device.
 
@@ -167,7 +171,7 @@ def rounded_products(dtype: str, device: str) -> Iterator[None]:
 
 @contextmanager
 def float32_products(precision: Literal["high", "highest"]) -> Iterator[None]:
-    """Compute float32 products as `torch.set_float32_matmul_precision` says inside.
+    """Set `torch.set_float32_matmul_precision` inside the block.
 
     Where the process has used torch's newer interface too, the older one cannot always be read, but
     can be set; what the newer one said is put back.
@@ -243,8 +247,8 @@ def _seconds(dtype: torch.dtype, shape: tuple[int, int, int]) -> float:
 
 
 def free_memory(device: str) -> int:
-    """Bytes that this process can still take on a CPU's machine, within the container's limit, or
-    on the current GPU, what torch keeps for itself included.
+    """Free bytes for this process, within the container's limit, or on the current GPU, including
+    torch's cache.
     """
     if device.startswith("cuda"):
         kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
@@ -277,21 +281,21 @@ def device_label(device: str) -> str:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether an error says that a GPU's memory ran out; the only place that decides on it."""
+    """Whether an error means that a GPU's memory ran out; the only place that decides on it."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and _RAN_OUT.search(str(error)) is not None
 
 
 def release_memory() -> None:
-    """Free what nothing refers to any more, also for other processes of a GPU that is in use."""
+    """Free unreferenced memory, on a GPU also for other processes."""
     gc.collect()
     torch.cuda.empty_cache()  # nothing where no GPU is in use
 
 
 def memory_in_use(device: str) -> str:
-    """Memory of the current GPU as torch and its driver count it, for messages; of a CPU what is
-    free.
+    """Memory use of the current GPU according to torch and its driver, for messages; on a CPU the
+    free memory.
     """
     gib = 2**30
     if not device.startswith("cuda"):
@@ -313,7 +317,8 @@ def micro_batch_tokens(device: str) -> int:
 
 
 def packed_tokens(room: float, of_token: float) -> int:
-    """Tokens of a forward pass without padding on a GPU: a multiple of 8,192 up to 131,072.
+    """Number of tokens in a forward pass without padding on a GPU: a multiple of 8,192 up to
+    131,072.
 
     A small encoder's pass of 8,192 tokens takes longer to launch than to compute (benchmarks/log).
 
@@ -326,7 +331,7 @@ def packed_tokens(room: float, of_token: float) -> int:
 
 
 def pass_cost_tokens(device: str, model: nn.Module) -> int:
-    """Cost of a forward pass beside its tokens, in tokens, where the run names no number.
+    """Default cost of a forward pass beyond its tokens, in tokens.
 
     Its kernels are launched, its weights read and, in training, gradients of all of them added.
     On a GPU the launches take about as long for every encoder, in which a small one computes more

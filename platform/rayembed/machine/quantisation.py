@@ -1,4 +1,4 @@
-"""Small vectors: unit vectors as int8 or as bits, the same in training, evaluation and serving.
+"""Quantised vectors: unit vectors as int8 or as bits, the same in training, evaluation and serving.
 
 int8. A component x of a unit vector of width D becomes the integer nearest to 127·x/r (ties to the
 even one), cut to -127 … 127, with r = min(1, 8/√D). The range is fixed by the width alone, so that
@@ -27,7 +27,7 @@ _TIMES_USUAL = 8.0
 
 
 def int8_range(width: int) -> float:
-    """Magnitude of a component that the code 127 stands for."""
+    """Magnitude of a component with the code 127."""
     return min(1.0, _TIMES_USUAL / math.sqrt(width))
 
 
@@ -37,7 +37,7 @@ def int8_step(width: int) -> float:
 
 
 def bit_value(width: int) -> float:
-    """Magnitude of the component that a bit stands for."""
+    """Magnitude of the component that a bit represents."""
     return 1 / math.sqrt(width)
 
 
@@ -55,12 +55,12 @@ def to_bits(vectors: np.ndarray) -> np.ndarray:
 
 
 def from_int8(codes: np.ndarray) -> np.ndarray:
-    """(N, D) float32 vectors that (N, D) int8 codes stand for, of length 1 up to rounding."""
+    """(N, D) float32 vectors of (N, D) int8 codes, of length 1 up to rounding."""
     return codes.astype(np.float32) * np.float32(int8_step(codes.shape[-1]))
 
 
 def from_bits(packed: np.ndarray, width: int) -> np.ndarray:
-    """(N, D) float32 vectors that (N, B) packed signs stand for.
+    """(N, D) float32 vectors of (N, B) packed signs.
 
     Args:
         width: D.
@@ -81,5 +81,5 @@ def quantised(vectors: np.ndarray, precision: Precision) -> np.ndarray:
 
 
 def bytes_of(precision: Precision, width: int) -> int:
-    """Bytes of a stored vector."""
+    """Number of bytes of a stored vector."""
     return {"float32": 4 * width, "int8": width, "binary": -(-width // 8)}[precision]

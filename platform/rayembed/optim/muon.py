@@ -19,9 +19,9 @@ class Muon(OptimizerConfig):
 
     kind: Literal["muon"] = "muon"
     momentum: Decay = 0.95
-    """Decay rate of the momentum, which is Nesterov's."""
+    """Decay rate of the Nesterov momentum."""
     iterations: PositiveInt = 5
-    """Newton-Schulz iterations of an update."""
+    """Number of Newton-Schulz iterations of an update."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay rates of AdamW's running means."""
     eps: PositiveFloat = Field(default=1e-8)

@@ -14,13 +14,14 @@ from torch import Tensor
 from rayembed.distributed.collectives import gather, rank
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Keller Jordan's, with the largest slope at zero: five iterations bring singular values that are
-not tiny between 0.7 and 1.2."""
+"""Keller Jordan's coefficients, with the largest slope at zero: five iterations bring singular
+values that are not tiny between 0.7 and 1.2.
+"""
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """The part of a matrix that lies in a worker's shard of a parameter group."""
+    """Part of a matrix in a worker's shard of a parameter group."""
 
     shape: torch.Size
     """Shape of the whole matrix."""
@@ -28,11 +29,11 @@ class Fragment:
     """First element of the part within the matrix, row after row."""
     length: int
     place: int
-    """Where in the shard the part begins."""
+    """Offset of the part in the shard."""
 
 
 class MuonAdamW(torch.optim.AdamW):
-    """Groups with `matrices` by Muon, all others by torch's AdamW.
+    """Optimiser that updates `matrices` groups by Muon and all others by torch's AdamW.
 
     ZeRO 1 and 2 hand over one shard of a group in place of its matrices: (S,) consecutive elements
     of all of them in a row, an equal number for each worker. The momentum is as large as the shard.
@@ -53,7 +54,7 @@ class MuonAdamW(torch.optim.AdamW):
     ) -> None:
         super().__init__(groups, betas=betas, eps=eps, fused=True)
         self.fragments: Mapping[Tensor, Sequence[Fragment]] = {}
-        """What lies in each shard; without it parameters are whole matrices."""
+        """Matrix fragments in each shard; without it parameters are whole matrices."""
         self._momentum = momentum
         self._iterations = iterations
         self._dtype = torch.bfloat16 if bfloat16 else torch.float32

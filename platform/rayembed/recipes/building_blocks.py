@@ -17,7 +17,7 @@ from rayembed.recipes.sample import (
 def compared_scores(
     own_sets: tuple[OwnSet, ...], *, instructions: Mapping[str, str] | None = None
 ) -> EvaluationConfig:
-    """Scores on own sets, beside those of BM25 and all-MiniLM."""
+    """Scores on own sets, compared with BM25 and all-MiniLM."""
     return EvaluationConfig(
         own_sets=own_sets,
         baselines=("bm25", MINILM),
@@ -37,17 +37,17 @@ def guarded_scores() -> EvaluationConfig:
 
 
 OWN_REJECTED_SHARE = 0.05
-"""Share of dirty rows that a user's own pairs may have."""
+"""Maximum share of dirty rows in a user's own pairs."""
 
 
 def own_dataset() -> DatasetConfig:
-    """Pairs of the user's own, of which a tenth of the documents is held out and scored."""
+    """The user's own pairs, with a tenth of the documents held out and scored."""
     source = PairsSource(path="pairs.jsonl", max_rejected_share=OWN_REJECTED_SHARE)
     return DatasetConfig(name="pairs", source=source, held_out=HeldOutFraction(share=0.1))
 
 
 def on_a_laptop(*, micro_batch_tokens: int | None = None) -> Placement:
-    """One worker on two CPU cores, as far as they are free.
+    """Placement of one worker on two CPU cores, if they are free.
 
     Args:
         micro_batch_tokens: None: by hardware.

@@ -27,12 +27,13 @@ SCRIPTS = {
     "nomic-moe": "train_nomic",
     "biencoder": "train_biencoder",
 }
-"""Architecture → script of `jobs/` that trains it; architectures of other packages are trained by
-any."""
+"""Architecture → script in `jobs/` that trains it; architectures of other packages are trained by
+any.
+"""
 
 
 def check_job(run: Run, kind: str) -> None:
-    """Return when the job of an architecture trains the run.
+    """Check that the job of an architecture can train the run.
 
     Raises:
         ConfigError: another job does; the message names it.
@@ -64,7 +65,7 @@ def get_recipe(name: str) -> Run:
 
 @cache
 def _outside() -> dict[str, Callable[[], Run]]:
-    """Recipes of other packages, which are imported where they are asked for."""
+    """Import the recipes of other packages when they are requested."""
     return {point.name: partial(_load, point) for point in entry_points("rayembed.recipes")}
 
 

@@ -27,7 +27,7 @@ from rayembed.recipes.sample import (
 )
 
 ENCODER_LAYERS = ("query", "key", "value", "dense")
-"""Linear layers of BERT, the architecture of E5 and all-MiniLM."""
+"""Names of BERT's linear layers, the architecture of E5 and all-MiniLM."""
 
 
 def quickstart() -> Run:

@@ -1,4 +1,4 @@
-"""Data recipes by name, and what is known of the origin of their data sets.
+"""Data recipes by name, and the known origins of their data sets.
 
 Other packages add data recipes by entry points of the group `rayembed.data_recipes`.
 """

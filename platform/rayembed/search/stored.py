@@ -17,7 +17,7 @@ from rayembed.machine.quantisation import int8_step, quantised, to_bits, to_int8
 from rayembed.search.faiss_library import require_faiss
 
 _AT_ONCE = 1 << 16
-"""Entries of a second look at a time: 256 MiB of 1,024 dimensions."""
+"""Number of entries rescored at a time: 256 MiB of 1,024 dimensions."""
 
 
 class Nearest(NamedTuple):
@@ -26,13 +26,14 @@ class Nearest(NamedTuple):
     row: np.ndarray
     """(R,) int64 rows of the queries."""
     place: np.ndarray
-    """(R,) int64 places of documents."""
+    """(R,) int64 indices of documents."""
     distance: np.ndarray
-    """(R,) int64 different bits."""
+    """(R,) int64 number of different bits."""
 
 
 def nearest_bits(queries: np.ndarray, documents: np.ndarray, k: int) -> Nearest:
-    """The k documents with the fewest different bits of each query, and all that tie with the last.
+    """The k documents with the fewest different bits for each query, including all ties with the
+    last.
 
     Args:
         queries: (Q, B) uint8 packed bits.
@@ -59,13 +60,13 @@ def nearest_bits(queries: np.ndarray, documents: np.ndarray, k: int) -> Nearest:
 
 
 def different_bits(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """(R,) int64 different bits of (R, B) and (R, B) packed vectors, row by row."""
+    """(R,) int64 number of different bits of (R, B) and (R, B) packed vectors, row by row."""
     found: np.ndarray = np.bitwise_count(first ^ second).sum(axis=1, dtype=np.int64)
     return found
 
 
 def scores_of(distance: np.ndarray, width: int) -> np.ndarray:
-    """(R,) float32 inner products of vectors of ±1/√D with so many different bits."""
+    """(R,) float32 inner products of vectors of ±1/√D, from their numbers of different bits."""
     found: np.ndarray = (1 - 2 * distance / width).astype(np.float32)
     return found
 
@@ -76,11 +77,11 @@ class Entries(NamedTuple):
     row: np.ndarray
     """(R,) int64 rows of the queries."""
     place: np.ndarray
-    """(R,) int64 places of documents."""
+    """(R,) int64 indices of documents."""
     score: np.ndarray
     """(R,) float32 products of the bits."""
     again: np.ndarray | None
-    """(R,) float32 scores of the second look, NaN of entries that get none; None: there is none."""
+    """(R,) float32 scores of the second pass, NaN for entries without one; None: there is none."""
 
 
 def codes(vectors: np.ndarray) -> np.ndarray:
@@ -89,7 +90,7 @@ def codes(vectors: np.ndarray) -> np.ndarray:
 
 
 def score_of_code_product(width: int) -> float:
-    """Factor from a product of codes to that of the vectors that they stand for."""
+    """Factor that converts a product of codes to that of their vectors."""
     return int8_step(width) ** 2
 
 
@@ -100,7 +101,7 @@ def best_by_bits(
     rescore: Rescoring | None,
     lowest: np.ndarray | None = None,
 ) -> Entries:
-    """The k best documents of each query and all that tie with the last of them.
+    """The k best documents of each query, including all ties with the last.
 
     Args:
         queries: (Q, D) unit vectors, not yet quantised.
@@ -131,7 +132,7 @@ def pair_scores(
     place: np.ndarray,
     stored: StoredVectors,
 ) -> np.ndarray:
-    """(R,) float32 scores of some queries with some documents, as a search would have them.
+    """(R,) float32 scores of query-document pairs, equal to a search's scores.
 
     Where there is a second look, it looks at all of them.
 
@@ -157,7 +158,7 @@ def pair_products(
     place: np.ndarray,
     precision: Precision,
 ) -> np.ndarray:
-    """(R,) float32 products of unrounded queries with documents as they are stored."""
+    """(R,) float32 products of unrounded queries with stored documents."""
     used, at = np.unique(place, return_inverse=True)
     return _products(queries, quantised(documents[used], precision), row, at)
 

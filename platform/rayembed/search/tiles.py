@@ -24,10 +24,12 @@ _WORTH_TWO_PASSES = 1.5
 """Minimum speed of bfloat16 products relative to float32 for which two passes pay off."""
 
 _WORTH_IT = 0.8
-"""Minimum share of queries that the first pass must prove; else the remaining ones skip it."""
+"""Minimum share of queries whose results the first pass must prove; else the remaining ones skip
+it.
+"""
 
 _GPU_BYTES = 1 << 30
-"""Maximum bytes of each of what a GPU holds of a search: a chunk, a tile of products."""
+"""Maximum bytes of each array of a search on a GPU: a chunk, a tile of products."""
 
 _GPU_SHARE = 1 / 8
 """The same as a share of the GPU's free memory: models may be on it too."""
@@ -35,24 +37,24 @@ _GPU_SHARE = 1 / 8
 
 @dataclass(frozen=True)
 class Tiles:
-    """Sizes of what is worked on at a time."""
+    """Sizes of the arrays that a search processes at a time."""
 
     chunk: int
-    """Documents that are on the device."""
+    """Number of documents on the device."""
     documents: int
-    """Documents of a tile of float32 products."""
+    """Number of documents in a tile of float32 products."""
     scores: int
-    """Float32 products of a tile, as many as memory allows."""
+    """Maximum number of float32 products in a tile, limited by memory."""
     queries: int
-    """Queries of a tile of rounded products with all documents of a chunk."""
+    """Number of queries in a tile of rounded products with all documents of a chunk."""
 
 
 CPU = Tiles(chunk=131_072, documents=16_384, scores=1 << 23, queries=512)
-"""Tiles that fit caches; rounded products of a chunk take 128 MiB."""
+"""Tile sizes that fit CPU caches; rounded products of a chunk take 128 MiB."""
 
 
 def tiles_of(device: torch.device, width: int) -> Tiles:
-    """Sizes for a device and D; on a GPU as large as `_GPU_BYTES` and its free memory allow.
+    """Tile sizes for a device and D; on a GPU as large as `_GPU_BYTES` and its free memory allow.
 
     A product is as fast as the GPU only if it is large: 3,072 queries with 172,032 documents of
     1,024 dimensions are 1.1 TFLOP.
@@ -61,7 +63,7 @@ def tiles_of(device: torch.device, width: int) -> Tiles:
 
 
 def gpu_tiles(free: int, width: int) -> Tiles:
-    """Sizes for a GPU with `free` bytes; see `tiles_of`."""
+    """Tile sizes for a GPU with `free` bytes; see `tiles_of`."""
     room = min(_GPU_BYTES, int(free * _GPU_SHARE))
     # A document is there as it was given, in up to 4 bytes a number, and rounded.
     chunk = max(1, room // (6 * width * TILE_DOCUMENTS)) * TILE_DOCUMENTS
@@ -71,7 +73,7 @@ def gpu_tiles(free: int, width: int) -> Tiles:
 
 
 class Best(NamedTuple):
-    """Best documents of T of the queries, by falling score, ties by the lower place."""
+    """Best documents of T of the queries, by falling score, ties by the lower index."""
 
     rows: Tensor
     """(T,) int64 rows of the queries."""
@@ -82,7 +84,7 @@ class Best(NamedTuple):
 
 
 class Above(NamedTuple):
-    """Documents with at least a score, one entry each."""
+    """Documents whose score reaches a threshold, one entry each."""
 
     rows: Tensor
     """(R,) int64 rows of the queries."""
@@ -160,7 +162,7 @@ def products(
 
 
 def rounds_first(device: torch.device) -> bool:
-    """Whether products in bfloat16 are so much faster on the device that two passes pay off."""
+    """Whether bfloat16 products on the device are fast enough for two passes to pay off."""
     if device.type == "cpu":
         return bfloat16_speed() >= _WORTH_TWO_PASSES
     return auto_precision(str(device)).dtype == "bfloat16"

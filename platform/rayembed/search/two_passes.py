@@ -60,7 +60,7 @@ class CorpusChunk:
     tiles: Tensor
     """(tiles, TILE_DOCUMENTS, D) bfloat16, the last tile zero-padded."""
     longest: Tensor
-    """Maximum norm."""
+    """Maximum norm of a document."""
     taken: Tensor
     """Maximum norm of a document's rounding error."""
     products: Tensor

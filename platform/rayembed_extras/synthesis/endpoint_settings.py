@@ -88,7 +88,7 @@ class AskedModel(Settings):
         values = self.model_dump(mode="json", include={"temperature", "max_tokens", "max_words"})
         return {**values, "retries": self.retries, "model": [self.llm.model, self.llm.revision]}
 
-    def check_asked(self, setting: str, storage: str) -> None:
+    def check_endpoint(self, setting: str, storage: str) -> None:
         """Check key and address, unless the model has answered before."""
         from rayembed_extras.synthesis.questions import check_endpoint
 

@@ -106,7 +106,7 @@ class EvaluationIndex:
         ]
 
     def _similar(self, texts: Sequence[str], above: float) -> Iterator[tuple[int, Match]]:
-        """Number and best match of each text that has a match."""
+        """Index of each text that matches an evaluation text, and its best match."""
         queries, lengths = self._queries(texts)
         # Pairs that share a telling word; no other pair can be similar enough.
         pairs = (queries @ self._telling).tocoo()

@@ -105,7 +105,7 @@ def read_texts(source: TextSource) -> Iterator[str]:
 
 
 def load_data(task: Any) -> None:
-    """Load the data of an mteb task in mteb's present form.
+    """Load the data of an mteb task in the format of mteb 2.
 
     Raises:
         OSError, ValueError, KeyError, httpx.HTTPError: it cannot; see `loading_errors`.
@@ -119,7 +119,7 @@ def load_data(task: Any) -> None:
 
 
 def loading_errors() -> tuple[type[Exception], ...]:
-    """Errors of `load_data`."""
+    """Errors that `load_data` can raise."""
     import httpx
 
     return (OSError, ValueError, KeyError, httpx.HTTPError)
@@ -237,13 +237,13 @@ class Grams:
     hashes: np.ndarray
     """(G,) uint64, ascending."""
     places: np.ndarray
-    """(G,) int32 number of the first text that has it."""
+    """(G,) int32 index of the first text that contains the n-gram."""
     lengths: tuple[int, ...]
-    """Numbers of words that n-grams have, ascending."""
+    """Lengths of the n-grams in words, ascending."""
 
 
 def grams_of(texts: Sequence[str], settings: Containment) -> Grams:
-    """N-grams by which benchmark texts are found."""
+    """Select the n-grams by which benchmark texts are recognised."""
     found, places, lengths = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], set[int]()
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
         hashes, counts = _hashed(texts[start : start + _TEXTS_AT_ONCE])
@@ -270,7 +270,7 @@ def write_grams(folder: str, texts: Sequence[str], settings: Containment) -> Non
 
 
 def open_grams(folder: str) -> "GramIndex":
-    """Open what `write_grams` wrote.
+    """Open the n-grams that `write_grams` wrote.
 
     Raises:
         ArtifactError: there is none, or it is broken.
@@ -285,7 +285,7 @@ def _path(folder: str) -> str:
 
 
 class GramIndex:
-    """Finds for texts the benchmark text that each contains."""
+    """Finds the benchmark text that each text contains."""
 
     def __init__(self, grams: Grams) -> None:
         self.grams = grams
@@ -296,7 +296,7 @@ class GramIndex:
         np.bitwise_or.at(self._filter, slot >> np.uint64(3), _bit(slot))
 
     def find(self, texts: Sequence[str]) -> np.ndarray:
-        """(texts,) int64 number of a benchmark text within each, the lowest; -1 for none."""
+        """(texts,) int64 index of the first benchmark text within each; -1 for none."""
         if not len(self.grams.hashes):
             return np.full(len(texts), -1, dtype=np.int64)
         slices = range(0, len(texts), _TEXTS_AT_ONCE)
@@ -320,7 +320,7 @@ class GramIndex:
 
 
 def share_contained(text: str, benchmark_text: str, settings: Containment) -> float:
-    """Share of a benchmark text's distinct n-grams that a text has."""
+    """Share of a benchmark text's distinct n-grams that a text contains."""
     wanted = grams_of([benchmark_text], settings)
     hashes, counts = _hashed([text])
     found = [grams for _, grams, _ in windows(hashes, counts, wanted.lengths)]
@@ -339,7 +339,7 @@ def _bit(slot: np.ndarray) -> np.ndarray:
 
 
 GRAM_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-"""Factor of the polynomial in the hashes of words that hashes an n-gram."""
+"""Factor of the polynomial hash that combines the hashes of an n-gram's words."""
 
 
 def grams_of_lengths(
@@ -378,7 +378,7 @@ def hashed_words(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 def windows(
     hashes: np.ndarray, counts: np.ndarray, lengths: Sequence[int]
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """For each length, the hashes of all n-grams that lie within a text, and the text of each.
+    """Hashes of all n-grams within a text, and the index of the text, for each length.
 
     Args:
         hashes: (words,) uint64 of all texts' words.

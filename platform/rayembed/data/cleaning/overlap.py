@@ -48,13 +48,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FoundOverlap:
-    """What is removed of a data set since benchmarks have it."""
+    """Rows and negatives to remove because benchmarks contain them."""
 
     rows: RemovedRows
     contained: int
-    """Number of these rows that have a benchmark text within a longer one."""
+    """Number of these rows that contain a benchmark text within a longer one."""
     negatives: np.ndarray
-    """(m, 2) int64 position of a row that stays, and place of a negative among its negatives."""
+    """(m, 2) int64 position of a row that is kept, and index of a negative to remove from it."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class FoundDocuments:
     counts: dict[str, int]
     """Reason → number of texts, without zeros."""
     examples: list[dict[str, Any]]
-    """Some of the listed ones, for the manifest."""
+    """Examples from the listing, for the manifest."""
 
 
 def overlap_identity(config: Overlap | None, root: str) -> list[list[str]]:
@@ -160,7 +160,7 @@ def find_in_documents(
 
 
 def drop_overlap(working: str, name: str, config: Overlap, root: str, path: str) -> str:
-    """Write a file again without the rows whose text is or contains an evaluation text.
+    """Copy a file without the rows whose text is or contains an evaluation text.
 
     Args:
         working: keeps the index and the new file.
@@ -279,7 +279,7 @@ class _Index:
     settings: Overlap
 
     def best(self, rows: Sequence[Sequence[str]]) -> list[tuple[str, Match] | None]:
-        """For the texts of each row, the reason to remove it and its closest evaluation text."""
+        """Reason to remove each row, and the closest evaluation text of its texts."""
         flat = [text for texts in rows for text in texts]
         found: list[tuple[str, Match] | None] = [
             None if match is None else (OVERLAP, match) for match in self.texts.match(flat)
@@ -315,7 +315,7 @@ def _listed(row: dict[str, object], found: tuple[str, Match], index: _Index) -> 
 
 
 def _told(found: tuple[str, Match], index: _Index) -> dict[str, object]:
-    """Columns of a listing that tell why a text goes."""
+    """Columns of a listing that give the reason for removing a text."""
     reason, match = found
     return {
         "reason": reason,

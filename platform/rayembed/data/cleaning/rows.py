@@ -55,7 +55,7 @@ def first_of_each(id_hash: np.ndarray, scratch: Path) -> np.ndarray:
 
 
 def averaged(parts: Sequence[Part], id_hash: np.ndarray, keep: np.ndarray) -> np.ndarray:
-    """Kept rows of graded pairs that other rows grade otherwise, with the mean of all scores.
+    """Replace the score of graded pairs that occur several times by the mean of their scores.
 
     Args:
         id_hash: (n,) int64: rows of one hash are one pair.
@@ -83,7 +83,7 @@ def averaged(parts: Sequence[Part], id_hash: np.ndarray, keep: np.ndarray) -> np
 
 
 def drawn(id_hash: np.ndarray, keep: np.ndarray, num_samples: int | None, seed: int) -> np.ndarray:
-    """(n,) bool mask of a sample of `num_samples` kept rows, drawn by a hash of seed and id.
+    """(n,) bool mask of `num_samples` kept rows, sampled by a hash of seed and id.
 
     The sample is independent of the order of rows; all rows if there are no more.
 
@@ -108,7 +108,7 @@ def drawn(id_hash: np.ndarray, keep: np.ndarray, num_samples: int | None, seed: 
 
 
 SCORE = np.dtype([("row", "<i8"), ("score", "<f4")])
-"""A row and the similarity of its pair."""
+"""Row number and the new similarity of its pair."""
 
 NO_SCORES: np.ndarray = np.empty(0, SCORE)
 
@@ -125,9 +125,9 @@ class RowsOfPart:
     first: int
     """Global position of the part's first row."""
     negatives: np.ndarray = field(default_factory=lambda: _NO_NEGATIVES)
-    """(m, 2) int64 row number within the part, and place of a negative that is removed from it."""
+    """(m, 2) int64 row number within the part, and index of a negative to remove from it."""
     scores: np.ndarray = field(default_factory=lambda: NO_SCORES)
-    """(s,) `SCORE` of rows within the part that get another one."""
+    """(s,) `SCORE` of rows within the part whose score changes."""
 
     @property
     def rows(self) -> np.ndarray:
@@ -198,7 +198,7 @@ class KeepRows:
 
 
 def without(lists: pa.ListArray, gone: np.ndarray) -> pa.ListArray:
-    """Lists without some of their elements.
+    """Copy lists without some of their elements.
 
     Args:
         lists: n lists, or nulls for none.
@@ -234,7 +234,9 @@ SCHEMA = pa.schema(
 )
 
 SCHEMA_OF_DOCUMENTS = pa.schema([("document", pa.string()), *_WHY])
-"""Columns that list documents which are not mined; a folder has a listing of one kind."""
+"""Columns of the listing of documents that are excluded from mining; a folder has a listing of one
+kind.
+"""
 
 _SHOWN_CHARACTERS = 500
 _EXAMPLES = 10
@@ -248,11 +250,11 @@ class RemovedRows:
     positions: np.ndarray
     """(n,) int64 positions among all rows, ascending."""
     examples: list[dict[str, Any]]
-    """Some of the listed rows, for the manifest."""
+    """Examples from the listing, for the manifest."""
 
 
 def shown(text: str) -> str:
-    """Beginning of a text, enough to recognise it in a listing."""
+    """Beginning of a text, long enough to recognise it in a listing."""
     return text[:_SHOWN_CHARACTERS]
 
 

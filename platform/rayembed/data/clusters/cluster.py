@@ -145,7 +145,7 @@ def _cluster(
 
 
 def _tell_cost(name: str, cost: ClusterCost, config: ClusterConfig) -> None:
-    """Log what clustering will cost, with warnings where that is much."""
+    """Log the estimated cost of clustering, with warnings where it is high."""
     log.info(
         "clusters %s: %s clusters in %d level%s, k-means over %s pairs; products: %.1e of k-means, "
         "%.1e of assignment, %.1e of the tour",
@@ -217,7 +217,7 @@ class _Job:
         return sizes
 
     def tour(self, centroids: np.ndarray, used: np.ndarray, groups: Groups | None) -> np.ndarray:
-        """The clusters `used`, which have these centroids, one after the other."""
+        """Order the `used` clusters, which have these centroids, into a tour."""
         purpose = f"{self.context.seed}\0{self.dataset}\0packing".encode()
         rng = np.random.Generator(np.random.PCG64(xxhash.xxh3_64_intdigest(purpose)))
         if groups is None or self.config.packing == "random":
@@ -272,7 +272,7 @@ def _sizes(sizes: np.ndarray) -> dict[str, Any]:
 def _of_batches(
     gathered: Sequence[Result], random: Sequence[float], batches: Batches
 ) -> Mapping[str, Any]:
-    """Manifest entries on similarity within batches, masks and examples."""
+    """Manifest entries: similarity within batches, masked pairs and examples."""
     similarity = np.array([value for result in gathered for value in result["similarity"]])
     both = np.concatenate([similarity, random])
     edges = np.linspace(both.min(), max(both.max(), both.min() + 1e-3), _BINS + 1)

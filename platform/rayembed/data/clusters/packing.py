@@ -30,14 +30,15 @@ class Batches:
     """(n,) int64 row numbers, sorted by the place of their cluster on the tour and by key; mapped.
     """
     pairs: int
-    """G."""
+    """Number G of pairs in a batch."""
     rest_before: np.ndarray
-    """(k,) int64 number of remaining rows, which fill no batch of their own cluster, before those
-    of the cluster at each place of the tour."""
+    """(k,) int64 number of leftover rows before those of each cluster on the tour; a leftover row
+    fills no batch of its own cluster.
+    """
     rest_place: np.ndarray
-    """(k,) int64 where those of each cluster begin."""
+    """(k,) int64 position of each cluster's first leftover row."""
     whole_first: np.ndarray
-    """(whole batches,) int64 where each begins."""
+    """(whole batches,) int64 position of each batch's first row."""
     order: np.ndarray
     """(batches,) int64 batches along the tour: those of whole clusters come first in number, then
     those of remainders."""
@@ -48,7 +49,7 @@ class Batches:
 
     @property
     def size(self) -> int:
-        """Number of rows in batches."""
+        """Number of rows in all batches."""
         return len(self.order) * self.pairs
 
     def read(self) -> Iterator[np.ndarray]:
@@ -121,7 +122,7 @@ def _sorted(
     place_of: np.ndarray,
     first: np.ndarray,
 ) -> np.ndarray:
-    """(n,) int64 row numbers by the place of their cluster, and by key; mapped."""
+    """(n,) int64 row numbers, memory-mapped, by their cluster's position on the tour and by key."""
     runs = Runs(scratch, num_runs(len(cluster)), _RUN)
     # All rows of a cluster are in one run.
     run_of = np.minimum(first * runs.count // max(1, len(cluster)), runs.count - 1)

@@ -54,7 +54,7 @@ class GatherBatches:
     margin: float | None
     """Margin ε of false negatives; None disables them."""
     shown: tuple[int, ...] = ()
-    """Batches whose queries are reported, by their numbers."""
+    """Batch numbers whose queries are reported."""
 
     def __call__(self, block: Block) -> Result:
         """Report `parts`, and `similarity`, `masked` pairs and `alone` of its batches.
@@ -113,12 +113,12 @@ _MANY_FLOP = 1e16
 """FLOP that take a CPU of 1 TFLOP/s three hours."""
 
 _WIDTH = 768
-"""Width of a teacher's vectors that messages reckon with, as it is not known before it has run."""
+"""Vector width that cost estimates assume, since the teacher's is unknown before it runs."""
 
 
 @dataclass(frozen=True)
 class ClusterCost:
-    """Products of two joined vectors, of 2·D numbers each, and what a task holds."""
+    """Estimated cost of clustering: products of joined vectors of 2·D numbers, and memory."""
 
     rows: int
     clusters: int
@@ -135,7 +135,7 @@ class ClusterCost:
 
     @classmethod
     def of(cls, rows: int, config: ClusterConfig) -> "ClusterCost":
-        """Cost for so many rows."""
+        """Estimate the cost for a number of rows."""
         clusters = -(-rows // (config.pairs_per_cluster or config.batch_pairs))
         sample = max(min(clusters * config.sample_per_cluster, config.max_sample), clusters)
         sample = min(sample, rows)
@@ -160,7 +160,7 @@ class ClusterCost:
         )
 
     def warnings(self, config: ClusterConfig) -> list[str]:
-        """What to do about a cost, one sentence for each."""
+        """Warnings about a high cost, each with a remedy in one sentence."""
         found = []
         if self.sample < min(FEWEST_PAIRS * self.clusters, self.rows):
             size = FEWEST_PAIRS * self.clusters

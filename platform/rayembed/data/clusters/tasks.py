@@ -57,7 +57,7 @@ _ROWS_AT_ONCE = 1 << 17
 
 
 def chunks_of_keys(id_hash: np.ndarray, seed: int) -> Iterator[np.ndarray]:
-    """`sample_keys` of some rows after the others."""
+    """`sample_keys` of rows, in consecutive chunks."""
     for first in range(0, len(id_hash), _ROWS_AT_ONCE):
         yield sample_keys(id_hash[first : first + _ROWS_AT_ONCE], seed)
 
@@ -74,7 +74,7 @@ def pair_vectors(vectors: Vectors, part: Part) -> tuple[np.ndarray, np.ndarray]:
 
 
 def vectors_of_positives(vectors: Vectors, part: Part) -> list[np.ndarray]:
-    """Of each row of a part the (p, D) float16 vectors of its positives, in their order."""
+    """(p, D) float16 vectors of the positives of each row of a part, in their order."""
     texts = vectors.texts(part)
     return np.split(vectors.documents(part)[texts.place], texts.first[1:-1])
 
@@ -175,7 +175,9 @@ class AssignPart:
     digest: str
     """Digest of the centroids: a process that has others of this path loads these."""
     in_groups: bool = False
-    """Whether they are of clusters in groups: only those of the nearest group are compared."""
+    """Whether the centroids are those of clusters in groups: only those of the nearest group are
+    compared.
+    """
 
     def __call__(self, item: PartItem, device: str = "cpu") -> Result:
         """Report counts, the `file` in the folder of (rows,) int32 clusters, and the sum of
@@ -213,7 +215,7 @@ def _clusters(path: str, _: str, in_groups: bool) -> tuple[np.ndarray, Groups | 
 
 
 def load_made(path: str) -> np.ndarray:
-    """Load an array that a task wrote.
+    """Load an array that a task saved.
 
     Raises:
         ArtifactError: the file is missing or broken.
@@ -222,7 +224,7 @@ def load_made(path: str) -> np.ndarray:
 
 
 def load_groups(centroids: str) -> Groups:
-    """Groups of clusters whose centroids lie at a path; raises as `load_made`."""
+    """Load the groups of clusters whose centroids are at a path; raises as `load_made`."""
     path = _groups_path(centroids)
     return Groups(**load_arrays(path, remedy(path)))
 
@@ -240,7 +242,7 @@ def false_negatives(
     positives: Sequence[Sequence[int]],
     margin: float,
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """For each pair, the documents of the batch that are false negatives of its query.
+    """Find the false negatives of each query among its batch's documents.
 
     Known positives of the query, including its own document, are left out, as they are never
     negatives. A pair with several positives trains them in turn, so that each is a document of the

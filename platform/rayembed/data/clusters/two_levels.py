@@ -1,4 +1,4 @@
-"""Clusters in two levels, for more of them than can each be compared with all others.
+"""Two-level clustering, for more clusters than can all be compared with each other.
 
 About √k groups first, then the clusters within each group, so that k-means, the assignment of pairs
 and the tour cost √k times where one level costs k times. What it loses is measured
@@ -16,20 +16,20 @@ import numpy as np
 from rayembed.data.clusters.kmeans import both_orders, kmeans, nearest, nearest_few
 
 PROBES = 8
-"""Nearest groups of a row whose clusters it is compared with."""
+"""Number of nearest groups whose clusters a row is compared with."""
 
 REFINEMENTS = 10
-"""Iterations of k-means over all rows and clusters after those within each group."""
+"""Iterations of k-means over all rows and clusters, after k-means within each group."""
 
 _NEIGHBOURS = 32
-"""Nearest neighbours of a cluster that are found before the tour."""
+"""Nearest neighbours of a cluster that are searched before the tour."""
 
 _ROWS_AT_ONCE = 65_536
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of clusters whose centroids stand group by group."""
+    """Groups of clusters, with the centroids stored group by group."""
 
     centroids: np.ndarray
     """(g, W) float32 unit vectors."""
@@ -42,7 +42,7 @@ class Groups:
 
 
 def num_groups(num_clusters: int) -> int:
-    """Groups of so many clusters: their square root."""
+    """Number of groups for a number of clusters: their square root."""
     return math.isqrt(num_clusters - 1) + 1
 
 
@@ -144,8 +144,8 @@ def nearest_in_groups(
 def tour_of_groups(
     centroids: np.ndarray, cluster: np.ndarray, groups: Groups, rng: np.random.Generator
 ) -> np.ndarray:
-    """Greedy tour of clusters, (m,) int64 places in `cluster`: as `kmeans.greedy_tour`, but each is
-    compared with the remaining ones of its `PROBES` nearest groups that have any.
+    """Greedy tour of clusters, (m,) int64 indices into `cluster`: as `kmeans.greedy_tour`, but each
+    is compared with the remaining ones of its `PROBES` nearest groups that have any.
 
     Args:
         centroids: (m, W) of the clusters to visit.
@@ -182,7 +182,7 @@ def _nearest_free(
     left: np.ndarray,
     of_groups: np.ndarray,
 ) -> int:
-    """The nearest free cluster in the nearest groups that have any."""
+    """Find the nearest unvisited cluster in the nearest groups that have any."""
     open_ = np.flatnonzero(left)
     near = open_[np.argsort(-(of_groups[open_] @ centroids[here]), kind="stable")[:PROBES]]
     places = np.concatenate([np.arange(first[one], first[one + 1]) for one in np.sort(near)])

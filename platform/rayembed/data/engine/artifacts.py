@@ -40,7 +40,7 @@ class DatasetArtifact:
     folder: str
     manifest: Mapping[str, Any]
     reused: bool = field(default=False, compare=False)
-    """Whether an earlier run made it."""
+    """Whether an earlier run made the folder."""
 
     @property
     def fingerprint(self) -> str:
@@ -133,7 +133,7 @@ class ArtifactWriter:
         return self._entry.working
 
     def settled(self, context: PipelineContext, teacher: "TeacherSettings") -> "TeacherSettings":
-        """Teacher's settings with the number type that this folder was begun with.
+        """Teacher settings with the number type that this folder was started with.
 
         A job that goes on on machines of another kind would otherwise mix vectors of two types.
         """
@@ -220,7 +220,7 @@ class ArtifactWriter:
 
 
 def held_out_entry(storage: str, part: DatasetArtifact) -> dict[str, Any]:
-    """Manifest entry of records that leave a held-out part out."""
+    """Manifest entry that names the held-out part left out of records."""
     beside = part.folder == join(storage, "data", part.relative_path)
     names = ("queries", "documents", "judgements", "pairs")
     counts = {name: part.manifest[name] for name in names if name in part.manifest}

@@ -22,7 +22,7 @@ from rayembed.data.engine.work_items import Execute, Needs, Result, WorkItem, ru
 
 
 class Sent(NamedTuple):
-    """Rows of one item and where they go."""
+    """Rows of one item and the bucket of each."""
 
     table: pa.Table
     bucket: np.ndarray
@@ -31,12 +31,12 @@ class Sent(NamedTuple):
 
 
 def vectors_column(vectors: Iterable[np.ndarray]) -> pa.Array:
-    """A float16 array of each row, of one vector (D,) or of some (p, D), as its bytes."""
+    """Column with the bytes of a float16 array for each row, one vector (D,) or several (p, D)."""
     return pa.array([one.tobytes() for one in vectors], pa.large_binary())
 
 
 def vectors_of(column: pa.ChunkedArray, width: int | None = None) -> np.ndarray:
-    """(n, D) float16 from a column of `vectors_column`, row after row, also after row selection.
+    """(n, D) float16 vectors from a column of `vectors_column`, also after row selection.
 
     Args:
         width: D; None: a row has one vector.
@@ -47,7 +47,7 @@ def vectors_of(column: pa.ChunkedArray, width: int | None = None) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Buckets:
-    """Rows that have reached their buckets."""
+    """Rows that have been sent to their buckets."""
 
     folder: str
     files: int

@@ -1,4 +1,4 @@
-"""Preparation in this process, with a small pool beside it where there is much to do."""
+"""Preparation in this process, with a small process pool for long work."""
 
 import time
 from collections import deque
@@ -11,7 +11,9 @@ from rayembed.data.engine.work_items import Needs, Result, Task
 from rayembed.machine.cores import num_cores
 
 _SECONDS_ALONE = 5.0
-"""Seconds of work after which a pool is started: its processes need about two for their imports."""
+"""Seconds of work after which a process pool is started: its processes need about two for their
+imports.
+"""
 
 
 def release_models() -> None:

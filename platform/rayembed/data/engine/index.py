@@ -10,8 +10,9 @@ from rayembed.assets.array_files import load_arrays
 from rayembed.data.engine.parts import Part, index_path, remedy
 
 PARTS_OF_CHUNK = 32
-"""Parts whose indexes are read at a time and then in memory: 262,144 rows, 8 MB. At 40 ms a file in
-object storage, 57,400 of them take 72 s."""
+"""Number of parts whose indexes are in memory together: 262,144 rows, 8 MB. At 40 ms a file in
+object storage, 57,400 of them take 72 s.
+"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def read_column(parts: Sequence[Part], name: str, into: np.ndarray | None = None
 
 
 def index_chunks(parts: Sequence[Part]) -> Iterator[PartIndex]:
-    """Indexes of consecutive parts, some parts at a time, in their order.
+    """Iterate over the indexes of consecutive parts, several parts at a time, in their order.
 
     The files of these are read together, as each read of object storage waits for its answer.
 

@@ -34,7 +34,7 @@ _SOME_GPU = 0.01
 """Fraction of a GPU that a query about its properties reserves."""
 
 _ANSWER_SECONDS = 60
-"""Seconds after which a node that is asked for its number type is not waited for."""
+"""Timeout in seconds for a node to report its number type."""
 
 _GPUS_THERE_ARE = TeacherPlacement()
 
@@ -54,7 +54,7 @@ def ray_pipeline_context(run: DataRun) -> PipelineContext:
 
 
 def _teachers_precision(placement: TeacherPlacement) -> Precision:
-    """Number type that the machines which run teachers compute fast.
+    """Fast number type of the machines that run teachers.
 
     GPUs that are still to come are not asked.
     """
@@ -66,7 +66,7 @@ def _teachers_precision(placement: TeacherPlacement) -> Precision:
 
 
 def node_precision(device: str, wanted: Mapping[str, float]) -> Precision:
-    """Number type that a node with so much free computes fast on a device.
+    """Fast number type of a node's device, given its free resources.
 
     Where there is none for a while (nodes that are still to come) it is what this machine takes.
 
@@ -88,7 +88,7 @@ def node_precision(device: str, wanted: Mapping[str, float]) -> Precision:
 
 
 def remote_with(wanted: Mapping[str, float], function: Callable[..., Any]) -> Any:
-    """Return the Ray task of a function, which reserves these resources by Ray's names."""
+    """Return a function as a Ray task that reserves these resources, by Ray's names."""
     others = {name: amount for name, amount in wanted.items() if name not in ("CPU", "GPU")}
     reserved = {"num_cpus": wanted["CPU"], "num_gpus": wanted.get("GPU", 0)}
     return ray.remote(**reserved, **({"resources": others} if others else {}))(function)
@@ -213,7 +213,7 @@ def _run_group(
 ) -> dict[str, list[bytes]]:
     def run(units: list[tuple[int, Any]]) -> tuple[list[Result], float]:
         began = time.monotonic()
-        done = [task(item, *device) for item in guard.told(units)]
+        done = [task(item, *device) for item in guard.watched(units)]
         return done, time.monotonic() - began
 
     return {"result": [_result_or_error(run, pickle.loads(units)) for units in batch["units"]]}

@@ -19,10 +19,10 @@ ROWS_PER_PART = 8192
 """Rows that one task converts, embeds or mines, unless there are very many: about 20 MB of text."""
 
 MANY_ROWS = 32 << 20
-"""Rows from which on parts have more of them; in 4,096 parts until then."""
+"""Number of rows from which parts grow; up to it there are at most 4,096 parts."""
 
 MOST_GROWTH = 4
-"""Times that the largest parts have more rows; the vectors of one, 4,096 wide, take 268 MB."""
+"""Largest factor by which parts grow: the vectors of one, 4,096 wide, take 268 MB."""
 
 NEGATIVE = pa.struct(
     [
@@ -67,14 +67,14 @@ OPTIONAL = pa.schema(
         ("pair_rule", pa.string()),  # how a source with several ways made the pair
     ]
 )
-"""Further columns, which only files have of whose rows one has a value."""
+"""Optional columns, written only if a row of the file has a value."""
 
 _FOLDER_OF_STEP = re.compile(r".*/(data/[^/]+|plans)/[^/]+(?=/)")
 
 
 def rows_per_part(rows: int) -> int:
-    """Rows of a part among so many: more where there are many, so that the parts, of which every
-    step makes files, grow more slowly than the rows.
+    """Number of rows in a part, given the number of all rows: more where there are many, so that
+    the parts, of which every step makes files, grow more slowly than the rows.
     """
     growth = 1
     while growth < MOST_GROWTH and rows >= growth * MANY_ROWS:
@@ -113,14 +113,14 @@ class PartItem:
 
 
 def records_table(table: pa.Table) -> pa.Table:
-    """Those columns of a table that are of records, in the order and the types of files."""
+    """Select and cast the record columns of `SCHEMA`."""
     there = [field for field in OPTIONAL if field.name in table.column_names]
     schema = pa.schema([*SCHEMA, *there])
     return table.select(schema.names).cast(schema)
 
 
 def table_of(records: Sequence[Record]) -> pa.Table:
-    """Records as a table of `SCHEMA`, with those columns of `OPTIONAL` in which any has a value."""
+    """Convert records to a table of `SCHEMA` and the `OPTIONAL` columns that have a value."""
     there = [f for f in OPTIONAL if any(getattr(r, f.name) is not None for r in records)]
     return pa.Table.from_pylist([r.to_row() for r in records], pa.schema([*SCHEMA, *there]))
 
@@ -131,7 +131,7 @@ def write_part(folder: str, records: Sequence[Record]) -> Part:
 
 
 def write_table(folder: str, table: pa.Table) -> Part:
-    """Write a table of records as a part below `folder`, with its index beside it."""
+    """Write a table of records as a part below `folder`, and its index next to it."""
     content = parquet_bytes(table)
     path = join(folder, f"part-{xxhash.xxh3_128_hexdigest(content)}.parquet")
     # The index first: where a part is, its index is.

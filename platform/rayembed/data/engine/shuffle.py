@@ -18,7 +18,7 @@ import xxhash
 
 from rayembed.assets.array_files import SEAL_BYTES, check_seal, seal_of
 from rayembed.assets.arrow_files import read_stream
-from rayembed.assets.clients import asked_again, why
+from rayembed.assets.clients import read_with_retries, why
 from rayembed.assets.storage import join, open_storage, unreadable, write_atomic
 from rayembed.data.engine.parts import remedy
 from rayembed.data.hashes import text_hash
@@ -28,8 +28,9 @@ BYTES_PER_BUCKET = 32 << 20
 """Bytes that one gather task reads, approximately."""
 
 FAN_OUT = 128
-"""Segments of a file at most, if there are more buckets: see `Route`. A part's segments have 64
-rows then, some 100 kB; smaller ones are mostly requests."""
+"""Maximum number of segments of a file, if there are more buckets: see `Route`. A part's segments
+have 64 rows then, some 100 kB; smaller ones are mostly requests.
+"""
 
 _READ_AT_ONCE = 32
 """Ranges that one task reads at a time, as each waits for the storage's answers."""
@@ -77,13 +78,14 @@ class Route:
 
     buckets: int
     levels: int
-    """Times that rows are written."""
+    """Number of times that rows are written."""
     fan: int
-    """Segments of a file of each level but the first, and files that one of these is made of."""
+    """Number of segments of a file of each level but the first, and of files that one is made of.
+    """
 
     @classmethod
     def to(cls, buckets: int) -> "Route":
-        """Route to so many buckets, of as few levels as `FAN_OUT` allows, all equally wide."""
+        """Route to a number of buckets with as few levels as `FAN_OUT` allows, all equally wide."""
         levels, fan = 1, 1
         while FAN_OUT**levels < buckets:
             levels += 1
@@ -148,7 +150,9 @@ def send_rows(path: str, table: pa.Table, bucket: np.ndarray, route: Route) -> N
 
 
 def forward_rows(path: str, tables: Sequence[pa.Table], route: Route, level: int) -> None:
-    """Write rows of one coarse bucket of a level as a file that is cut as the next level is."""
+    """Write rows of one coarse bucket as a file that is divided into the segments of the next
+    level.
+    """
     if not tables:
         write_buckets(path, pa.table({}), np.empty(0, np.int64), route.fan)
         return
@@ -186,7 +190,7 @@ def read_bucket(paths: Iterable[str], bucket: int) -> list[pa.Table | None]:
 
 def _read_segment(path: str, bucket: int) -> pa.Table | None:
     try:
-        segment = asked_again(lambda: _segment_bytes(path, bucket))
+        segment = read_with_retries(lambda: _segment_bytes(path, bucket))
     except (OSError, ValueError, pa.ArrowException) as error:
         told = f"cannot read the scattered rows {path!r}: {why(error)}"
         if (kind := unreadable(error)) is StorageError:  # the rows may be well

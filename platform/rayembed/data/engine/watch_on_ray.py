@@ -44,27 +44,27 @@ class Running:
     """A unit that runs."""
 
     number: int
-    """Place among the units of the execution."""
+    """Index among the units of the execution."""
     name: str
-    """Key, and the file that it reads where it is of one."""
+    """Key of the unit, with its file if it reads one."""
     place: Place
     seconds: float
     """Age in seconds."""
     share: float = 0.0
-    """How much of it is done, as far as its process tells."""
+    """Share of the unit that is done, as last reported by its process."""
 
 
 class Watch:
-    """Units of all executions that run now, each with the process that runs it."""
+    """Registry of the running units of all executions and the processes that run them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._running: dict[str, dict[Place, Running]] = {}
-        """Those of each execution, with the time when they began in place of their age."""
+        """Running units of each execution, with their start time in place of their age."""
         self._late: dict[str, Counter[int]] = {}
 
     def take(self, execution: str, numbers: list[int], name: str, place: Place) -> list[int]:
-        """How often each unit's process was ended since it took too long.
+        """Register a process for units, and return how often each unit has timed out.
 
         Args:
             numbers: of the units that a process takes; it begins the first.
@@ -75,7 +75,7 @@ class Watch:
         return [late[number] for number in numbers]
 
     def begin(self, execution: str, number: int, name: str, place: Place) -> None:
-        """Note that a process begins a unit, and has ended the one before."""
+        """Register that a process starts a unit, which ends its previous one."""
         running = self._running.setdefault(execution, {})
         # The process that had it before is dead.
         for other in [p for p, one in running.items() if one.number == number]:
@@ -83,23 +83,23 @@ class Watch:
         running[place] = Running(number, name, place, self._clock())
 
     def note(self, execution: str, place: Place, share: float) -> None:
-        """Note how much of a process's unit is done."""
+        """Record the share of a process's unit that is done."""
         running = self._running.get(execution, {})
         if place in running:
             running[place] = replace(running[place], share=share)
 
     def end(self, execution: str, place: Place) -> None:
-        """Note that a process has ended its units."""
+        """Register that a process has finished its units."""
         self._running.get(execution, {}).pop(place, None)
 
     def running(self, execution: str) -> list[Running]:
-        """Units that run, the oldest first."""
+        """Running units, the oldest first."""
         now, found = self._clock(), self._running.get(execution, {})
         units = [replace(one, seconds=now - one.seconds) for one in found.values()]
         return sorted(units, key=lambda unit: -unit.seconds)
 
     def count_late(self, execution: str, unit: Running, *, ended: bool) -> None:
-        """Note that the process of a unit that took too long is no more.
+        """Remove the process of a unit that exceeded the time limit, and count the timeout.
 
         Args:
             ended: whether it was alive and has been killed for that.
@@ -108,13 +108,13 @@ class Watch:
         self._late.setdefault(execution, Counter())[unit.number] += ended
 
     def forget(self, execution: str) -> None:
-        """Drop what is known of an execution that is over."""
+        """Drop the state of a finished execution."""
         self._running.pop(execution, None)
         self._late.pop(execution, None)
 
 
 def name_of(item: object) -> str:
-    """Key of a unit, and the file that it reads where it is of one."""
+    """Key of a unit, with its file if it reads one."""
     key = str(getattr(item, "key", item))
     for holder in (item, getattr(item, "part", None), getattr(item, "piece", None)):
         if isinstance(path := getattr(holder, "path", None), str):
@@ -123,7 +123,7 @@ def name_of(item: object) -> str:
 
 
 def too_late(name: str, seconds: float) -> str:
-    """What is told of a unit that exceeded the time limit in every process."""
+    """Error message for a unit that exceeded the time limit in every process."""
     return (
         f"the unit {name} took longer than placement.unit_seconds={seconds:g} in each of {TRIES} "
         "processes, which were ended. Look at its file and at the storage that it is on (`py-spy "
@@ -133,7 +133,7 @@ def too_late(name: str, seconds: float) -> str:
 
 
 def next_units(left: int, cpus: int, seconds: float | None) -> tuple[int, int]:
-    """Units that are run next at once, and units of each task.
+    """Number of units to submit next, and number of units in each task.
 
     Few units are tried first where there are many: how long they take decides how many share a
     task. So the cost that Ray has for each task does not show, and no execution has so many tasks
@@ -158,25 +158,25 @@ log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LOOKS = 10.0
 
 _TELLING_SECONDS = 60.0
-"""Age in seconds from which a unit is told of, and seconds between two lines about the oldest."""
+"""Age in seconds from which a unit is logged, and seconds between two log lines about it."""
 
 _NOTE_SECONDS = 5.0
-"""Seconds between two notes of a process about its unit."""
+"""Seconds between two progress reports of a process."""
 
 _KILL_SECONDS = 60.0
-"""Seconds that a task on a worker's node may take to kill it."""
+"""Timeout in seconds for the task that kills a worker on its node."""
 
 
 @dataclass(frozen=True)
 class Guard:
-    """What workers need to tell the watch what they do."""
+    """Handle by which workers report their units to the watch."""
 
     watch: Any
     execution: str
     limit_seconds: float
 
-    def told(self, units: Sequence[tuple[int, Any]]) -> Iterator[Any]:
-        """The items of numbered units, each told to the watch before it is given.
+    def watched(self, units: Sequence[tuple[int, Any]]) -> Iterator[Any]:
+        """Iterate over the items of numbered units, reporting each to the watch before it starts.
 
         Raises:
             WorkerError: a unit was too late too often.
@@ -198,7 +198,7 @@ class Guard:
             self.watch.end.remote(self.execution, place)
 
     def _noting(self, place: Place) -> Listener:
-        """What tells the watch now and then how far a unit is."""
+        """Listener that reports a unit's progress to the watch at intervals."""
         last, pause = time.monotonic(), _pause(_NOTE_SECONDS, self.limit_seconds)
 
         def note(share: float) -> None:
@@ -222,7 +222,7 @@ def _late(answer: Any, number: int) -> list[int]:
 
 @contextmanager
 def watching(limit_seconds: float, listener: Listener | None = None) -> Iterator[Guard]:
-    """A guard for one execution; inside the block slow units are told and hanging ones ended.
+    """Watch one execution: log slow units and kill units that exceed the limit.
 
     Args:
         listener: hears how much of the units that run is done, as a number of units.
@@ -241,7 +241,7 @@ def watching(limit_seconds: float, listener: Listener | None = None) -> Iterator
 
 @lru_cache(maxsize=1)
 def _watch(*driver: str) -> Any:
-    """The watch of a driver, on its node: whoever loses this has lost the driver too."""
+    """The driver's watch, on the driver's node, since losing this node ends the driver too."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     watch = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
     return watch(Watch).remote()
@@ -284,7 +284,7 @@ def _line(running: Sequence[Running], limit_seconds: float) -> str:
 
 
 def _end(guard: Guard, unit: Running) -> None:
-    """Kill the process of a unit that took too long."""
+    """Kill the process of a unit that exceeded the time limit."""
     node, process = unit.place
     on_node = NodeAffinitySchedulingStrategy(node, soft=False)
     kill = ray.remote(num_cpus=0, max_retries=0)(_kill).options(scheduling_strategy=on_node)

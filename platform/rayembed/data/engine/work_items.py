@@ -23,7 +23,7 @@ Result = dict[str, Any]
 are `examples`, each with a `reason`; of those of all items only the first are kept."""
 
 EXAMPLES_KEPT = 20
-"""Examples of a reason that stay in memory, and of all reasons that a manifest shows."""
+"""Number of examples for each reason that stay in memory and that a manifest shows."""
 
 
 class WorkItem(Protocol):
@@ -58,7 +58,7 @@ def in_process(task: Task, items: Sequence[Any], needs: Needs = "cpu") -> Iterat
 
 
 class _SavingTask:
-    """Wraps a task so that each result is written beside its output at once."""
+    """Wraps a task so that each result is written next to its output at once."""
 
     def __init__(self, task: Task, folder: str, what: str) -> None:
         self.task, self.folder, self.what = task, folder, what
@@ -121,7 +121,7 @@ def run_tasks(
 
 
 class _FewExamples:
-    """Drops examples of reasons of which the results before had enough.
+    """Drops surplus examples, when earlier results already gave enough for their reason.
 
     A process holds the results of all items, a hundred thousand and more. Manifests show what comes
     first in the items' order, so that nothing is dropped that would be shown.
@@ -131,7 +131,7 @@ class _FewExamples:
         self._kept: Counter[str] = Counter()
 
     def of(self, result: Result) -> Result:
-        """The result with those of its examples that are kept."""
+        """Copy the result without its surplus examples."""
         if "examples" not in result:
             return result
         kept = []
@@ -143,7 +143,7 @@ class _FewExamples:
 
 
 class _TimedTask:
-    """Wraps a task to give the seconds that it took beside its result."""
+    """Wraps a task so that it also returns its duration in seconds."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -155,7 +155,7 @@ class _TimedTask:
 
 
 class _Done:
-    """Results of a task by now, and the line about them."""
+    """Progress of a task: finished results, and the status line about them."""
 
     def __init__(self, what: str, of: int) -> None:
         self._what, self._of, self._rows = what, of, 0
@@ -165,7 +165,7 @@ class _Done:
         self.results: list[Result] = []
 
     def add(self, result: Result, seconds: float) -> None:
-        """Count a result of a task that took so long."""
+        """Count a result and the seconds that its task took."""
         if not self.results:  # without the start of workers
             self._began, self._begun_first = max(self._created, time.monotonic() - seconds), 0.0
         self.results.append(self._few.of(result))
@@ -173,14 +173,14 @@ class _Done:
         self._rows += int(result.get("rows_in", 0))
 
     def note(self, begun: float) -> None:
-        """Hear how much of the items that are begun is done, as a number of items."""
+        """Listen to the progress of running items, as a number of items."""
         if begun and not self.results and not self._begun:
             self._began, self._begun_first = time.monotonic(), begun
         self._begun = begun
 
     def text(self) -> str:
-        """Bar, items, share of all where items take long, rows with their rate if counted,
-        remaining time.
+        """Status line: bar, items, share of all where items take long, rows with their rate if
+        counted, remaining time.
         """
         done, seconds = len(self.results), time.monotonic() - self._began
         share = min((done + self._begun) / self._of, 1.0)

@@ -1,4 +1,4 @@
-"""The choice of a data set's held-out rows, by the hashes of its converted rows' texts.
+"""Choice of a data set's held-out rows, by the hashes of its converted rows' texts.
 
 Which documents, groups or ids are held out depends on their texts and the seed alone, never on
 parts, files or workers. Documents and groups are ranked by a seeded hash; the first ones are held
@@ -23,7 +23,8 @@ from rayembed.errors import ArtifactError, DataError, StorageError
 log = logging.getLogger(__name__)
 
 MIN_DOCUMENTS = 10
-"""Fewest held-out documents: nDCG@10 looks at ten, and with fewer all of them are found."""
+"""Minimum number of held-out documents: nDCG@10 looks at ten, and with fewer all of them are found.
+"""
 
 _NONE = np.empty(0, np.int64)
 
@@ -76,7 +77,7 @@ def _ranked(
     seed: int,
     most: int | None,
 ) -> np.ndarray:
-    """The first of the rows' distinct documents or groups in the order of their seeded keys."""
+    """Select the first distinct documents or groups in the order of their seeded keys."""
     merged = _NONE
     for item in items:
         merged = np.setdiff1d(np.union1d(merged, item.index()[of]), [NO_HASH])
@@ -111,7 +112,7 @@ def listed_values(held_out: HeldOut, root: str) -> list[str]:
 
 
 def _check_enough(dataset: DatasetConfig, chosen: HeldOutRows, total: int | None) -> None:
-    """Raise when there are too few held-out documents for a score that says something.
+    """Raise when there are too few held-out documents for a meaningful score.
 
     Args:
         total: distinct documents of which a share is held out; None: they were chosen by rows.

@@ -168,7 +168,7 @@ def _made(
 
 
 def check_set(part: DatasetArtifact) -> None:
-    """Check that the files which models are scored on are what was written.
+    """Check that the evaluation files of a held-out part are unchanged since they were written.
 
     Raises:
         ArtifactError: one is missing or changed; the message names it.
@@ -256,7 +256,9 @@ def _check_is_handed_on(name: str, source: Source, held_out: HeldOut | None) -> 
 
 
 def _checked_version(part: DatasetArtifact, source: Source) -> DatasetArtifact:
-    """The part that records hand on: hashes of another form would ban none of its texts."""
+    """Version of the held-out part that records carry; hashes of another form would exclude none of
+    its texts.
+    """
     if (code := part.manifest["inputs"].get("code")) != CODE_VERSION:
         raise ArtifactError(
             f"the held-out part {part.folder!r} of the records at {source.place!r} has version "

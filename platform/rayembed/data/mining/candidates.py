@@ -66,7 +66,8 @@ def candidates_of(scores: np.ndarray, ids: np.ndarray, text_hash: np.ndarray) ->
 def without_ineligible(
     candidates: MinedCandidates, queries: Queries, corpus: CorpusIndex, *, skip: int, given: bool
 ) -> MinedCandidates:
-    """Refuse candidates that are no negatives at any score, such as positives and the query itself.
+    """Refuse candidates that cannot be negatives at any score, such as positives and the query
+    itself.
 
     Refused are the first ranks, the query itself, its positives (including those of other rows with
     the same query), and documents of its class.
@@ -215,7 +216,7 @@ def salts(records: Sequence[Record], seed: int, teacher: int) -> np.ndarray:
 
 
 Copies = Callable[[Mapping[int, Collection[int]]], dict[int, set[int]]]
-"""Finds, among documents that queries may take (row → ids), near-copies of their positives."""
+"""Finds near-copies of positives among the documents requested for each row (row → ids)."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,7 @@ class SelectedNegative:
 def select_negatives(
     lists: Sequence[Sequence[Sequence[int]]], wanted: Sequence[int], copies: Copies | None
 ) -> tuple[list[list[SelectedNegative]], int]:
-    """Negatives of each row in the order of selection, and the number of copies of positives met.
+    """Select negatives of each row in order, and count the copies of positives that were skipped.
 
     Args:
         lists: for each row and teacher the documents to take, the first one first.
@@ -321,8 +322,7 @@ def copies_among(
     positives: Sequence[Sequence[str]],
     similarity: float | None,
 ) -> dict[int, set[int]]:
-    """Documents among the requested ones (row → ids) that are the query or a positive of the row,
-    whatever their case and white space, or nearly duplicate a positive.
+    """Requested documents (row → ids) that copy or nearly duplicate the row's query or a positive.
 
     Args:
         texts: of the documents by id.

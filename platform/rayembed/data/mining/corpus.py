@@ -82,7 +82,7 @@ class CorpusIndex:
     """Masks (M,) bool of all parts, joined, of the texts that occur in no earlier part and are not
     excluded."""
     first_text: np.ndarray
-    """(parts + 1,) int64 place of each part's first text in `keep`."""
+    """(parts + 1,) int64 index of each part's first text in `keep`."""
     starts: np.ndarray
     """(parts + 1,) int64 id of each part's first document; the last entry is N."""
     text_hash: np.ndarray
@@ -125,8 +125,8 @@ class CorpusIndex:
     def vectors_of(
         self, vectors: Vectors, documents: np.ndarray
     ) -> Iterator[tuple[slice, np.ndarray]]:
-        """(n, D) float16 vectors of documents, given sorted ids with repetition: one part at a
-        time, with their positions among the ids. Only parts with requested ids are read.
+        """(n, D) float16 vectors of documents, given sorted ids, which may repeat; yielded part by
+        part, with their positions among the ids. Only parts with requested ids are read.
         """
         for number, inside in self._by_part(documents):
             places = np.flatnonzero(self._kept(number))[inside]
@@ -283,7 +283,7 @@ def _in_turn(pool: ThreadPoolExecutor, files: CorpusFiles) -> Iterator[PartTexts
 
 
 def _queries(parts: Sequence[Part]) -> tuple[np.ndarray, np.ndarray]:
-    """int64 `normalised_hash` of all rows' queries, and, sorted, those that several rows have."""
+    """Int64 `normalised_hash` of all rows' queries, and the sorted ones that several rows share."""
     asked, first = read_column(parts, "query_hash"), 0
     for part in parts:
         texts = read_table(part.path, ["query"])["query"]
@@ -297,8 +297,8 @@ def _queries(parts: Sequence[Part]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _by_range(hashes: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Places of the hashes in one range of values after the other, in ascending order, with the
-    number of those before: sorting them range by range takes little memory beside them.
+    """Iterate over ranges of hashes in ascending order: their positions and the count before them.
+    Sorting range by range needs little additional memory.
     """
     ranges = max(len(hashes) // _RANGE_DOCUMENTS, 1)
     edges = [-(2**63) + number * 2**64 // ranges for number in range(ranges)]
@@ -320,7 +320,7 @@ def _read_column(part: Part, name: str) -> pa.ChunkedArray:
 
 
 def among(wanted: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Whether each value is in the sorted array `wanted`; bool of the values' shape."""
+    """Whether the sorted array `wanted` contains each value; bool of the values' shape."""
     if not len(wanted):
         return np.zeros(values.shape, dtype=bool)
     places = np.searchsorted(wanted, values).clip(max=len(wanted) - 1)
@@ -333,7 +333,7 @@ def pair_hash(text_hash: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _shared(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sorted hashes of queries that several rows have, each with a positive's hash; and queries
+    """Sorted hashes of queries that several rows share, each with a positive's hash; and queries
     with too many positives.
 
     Args:

@@ -53,7 +53,7 @@ def count_candidates(lists: Sequence[MinedCandidates]) -> int:
 
 
 def rows_to_show(records: Sequence[Record]) -> list[tuple[int, int]]:
-    """Order and row number of the examples: rows with the lowest id hashes over all parts."""
+    """Sort key and row number of the examples: rows with the lowest id hashes over all parts."""
     keys = mixed(np.array([text_hash(record.id) for record in records], dtype=np.int64))
     return [(int(keys[row]), int(row)) for row in np.argsort(keys, kind="stable")[:EXAMPLES]]
 
@@ -93,7 +93,7 @@ def write_examples(folder: str, part: str, examples: Mapping[int, Mapping[str, A
 
 
 def add_up_blocks(results: Sequence[Result]) -> Result:
-    """Report of a unit from those of its blocks of parts."""
+    """Sum the reports of a unit's blocks of parts."""
     return {
         **_sums(results),
         "rows_in": sum(result["rows_in"] for result in results),
@@ -126,7 +126,7 @@ def _sums(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def shown_examples(results: Sequence[Result], folder: str) -> list[dict[str, Any]]:
-    """The examples of the rows that come first over all parts.
+    """The examples of the first rows over all parts.
 
     Args:
         results: `part`, and the orders of its examples, `examples_at`.

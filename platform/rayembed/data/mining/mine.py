@@ -14,10 +14,7 @@ from rayembed.data.cleaning.overlap import find_in_documents, overlap_identity
 from rayembed.data.engine.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.engine.parts import Part
 from rayembed.data.engine.work_items import Execute, Needs, run_resumable, run_tasks
-from rayembed.data.mining.corpus import MOST_SHARED, CorpusFiles
-from rayembed.data.mining.counts import add_up_mining
-from rayembed.data.mining.documents import corpus_of, make_documents
-from rayembed.data.mining.found import (
+from rayembed.data.mining.candidate_search import (
     CorpusSearch,
     IndexItem,
     IndexShard,
@@ -27,6 +24,9 @@ from rayembed.data.mining.found import (
     SearchShard,
     cut_mining,
 )
+from rayembed.data.mining.corpus import MOST_SHARED, CorpusFiles
+from rayembed.data.mining.counts import add_up_mining
+from rayembed.data.mining.documents import corpus_of, make_documents
 from rayembed.data.mining.tasks import MineParts
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.vectors.embed import EmbedPart, Texts, Vectors, embed_parts
@@ -38,7 +38,7 @@ CODE_VERSION = 1
 """Code version of mining; raise it when the same inputs yield other negatives or scores."""
 
 _LOW_RECALL = 0.9
-"""Recall below which a warning tells it."""
+"""Recall below which mining warns."""
 
 
 def make_mined(
@@ -176,8 +176,7 @@ def _texts_of_benchmarks(
     documents: Sequence[Part],
     writer: ArtifactWriter,
 ) -> tuple[str, dict[str, Any]]:
-    """File of the hashes of documents that are not mined, empty for none, and entries of the
-    manifest.
+    """File of the hashes of excluded documents, empty for none, and manifest entries.
 
     Documents keep their parts, and so their vectors, whatever the evaluation texts are.
     """
@@ -203,7 +202,9 @@ def _search(
     dataset: str,
     execute: Execute,
 ) -> dict[str, Any]:
-    """Make what is searched for all units before they are mined; entries of the manifest."""
+    """Build the indexes and search the shards for all units before mining; returns manifest
+    entries.
+    """
     working, teachers = search.folder, tuple(vectors)
     shards = range(len(search.shards))
     if search.in_shards:
@@ -263,7 +264,7 @@ def _embedded(
     documents: Sequence[Part],
     teacher: Teacher,
 ) -> Vectors:
-    """Teacher's vectors of everything to be scored."""
+    """Embed everything that the teacher scores."""
     vectors = embed_parts(context, dataset.name, records, teacher)
     further: list[tuple[Texts, Sequence[Part]]] = [("documents", documents)]
     if dataset.mining is not None and dataset.mining.pool == "given":

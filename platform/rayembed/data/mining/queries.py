@@ -1,4 +1,4 @@
-"""Queries of a part with everything that rules out false negatives, and their own negatives.
+"""Queries of a part with all texts that are not negatives of them, and their own negatives.
 
 Rows with the same query form one query with the positives of all, so that dependent results are
 computed once instead of for each row. The negatives that rows bring are the only candidates where
@@ -39,7 +39,7 @@ class Queries:
     own_of: np.ndarray
     """(O,) int64, sorted: row of each row's own positives, in the rows' order."""
     own_positive: np.ndarray
-    """(O,) int64 places of these among the P."""
+    """(O,) int64 indices of these among the P."""
     given_of: np.ndarray
     """(G,) int64, sorted: row of each own negative."""
     given_hash: np.ndarray

@@ -34,14 +34,14 @@ _QUERIES_AT_A_TIME = 512
 """Queries whose candidate texts are in memory together."""
 
 _OF_CANDIDATES = 0.9
-"""Share of the work that candidates are; the positives are the rest. For the progress alone."""
+"""Share of the progress display for scoring candidates; scoring positives is the rest."""
 
 _TOKENS_PER_BATCH_GPU = 65_536
 _TOKENS_PER_BATCH_CPU = 4096
 """Tokens of a micro-batch, as of a teacher."""
 
 _PAIRS_TOKENISED = 2048
-"""Pairs, about equally long, that are tokenised together while those before them are scored."""
+"""Number of similarly long pairs that are tokenised together while earlier ones are scored."""
 
 
 def load_cross_encoder(config: CrossEncoder, weights: str, device: str = "cpu") -> Scorer:
@@ -61,7 +61,7 @@ def load_cross_encoder(config: CrossEncoder, weights: str, device: str = "cpu") 
 
 
 def release_cross_encoder() -> None:
-    """Forget the cross-encoder that this process keeps loaded."""
+    """Release the cross-encoder that this process keeps loaded."""
     _load.cache_clear()
 
 
@@ -226,7 +226,7 @@ def _load(reference: str, weights: str, max_length: int, device: str, dtype: Dty
 
 
 def _model(reference: str, max_length: int, device: str, dtype: Dtype) -> Any:
-    """The cross-encoder of sentence-transformers, as `passes` takes a model."""
+    """The sentence-transformers cross-encoder with the interface that `passes` expects."""
     from sentence_transformers import CrossEncoder as Model
 
     if device == "cpu":
@@ -257,7 +257,7 @@ def _model(reference: str, max_length: int, device: str, dtype: Dtype) -> Any:
 def _tokenized(
     model: Any, pairs: Sequence[tuple[str, str]]
 ) -> tuple[list[dict[str, Tensor]], dict[str, Any]]:
-    """Arrays of each pair without padding, and what the model takes beside them."""
+    """Unpadded arrays of each pair, and further inputs of the model."""
     made = model.preprocess(list(pairs), prompt=model.prompts.get(model.default_prompt_name))
     mask = made["attention_mask"].bool()
     arrays = {

@@ -15,6 +15,7 @@ from rayembed.config.mining import CrossEncoder, MiningConfig
 from rayembed.data.engine.parts import Part, read_records, write_part
 from rayembed.data.engine.work_items import Result
 from rayembed.data.hashes import text_hash
+from rayembed.data.mining.candidate_search import CorpusSearch, MineUnit, parts_of_texts
 from rayembed.data.mining.candidates import (
     RULE,
     MinedCandidates,
@@ -39,7 +40,6 @@ from rayembed.data.mining.counts import (
     rows_to_show,
     write_examples,
 )
-from rayembed.data.mining.found import CorpusSearch, MineUnit, parts_of_texts
 from rayembed.data.mining.queries import (
     Queries,
     given_lists,
@@ -65,7 +65,7 @@ ReadTexts = Callable[[Collection[int]], Mapping[int, str]]
 
 @dataclass(frozen=True)
 class _MinedPart:
-    """What the rows of a part have before their negatives are selected."""
+    """Mining state of a part's rows before negatives are selected."""
 
     records: list[Record]
     queries: Queries
@@ -79,7 +79,7 @@ class _MinedPart:
     own: list[list[float]]
     """Scores of each row's positives by the first teacher."""
     crossed: list[list[float]] | None
-    """Scores of the same by the cross-encoder, if there is one."""
+    """Scores of the same pairs by the cross-encoder, if mining uses one."""
     decided: list[RankedCandidates]
     positives: list[tuple[str, ...]]
     """Texts of each query's positives."""
@@ -92,7 +92,9 @@ class MineParts:
     folder: str
     """Folder of the output parts."""
     search: CorpusSearch
-    """Its folder takes each unit's examples too, of which `counts.add_up_mining` reads some."""
+    """Candidate search; its folder also gets each unit's examples, which `counts.add_up_mining`
+    reads.
+    """
     teachers: tuple[Vectors, ...]
     """Vectors of the teachers, in the order in which these take turns."""
     config: MiningConfig
@@ -108,7 +110,8 @@ class MineParts:
         if self.config.pool == "corpus":
             with piece(0.0, searched):
                 found = [
-                    [*self.search.found(item, vectors, device)] for vectors in pieces(self.teachers)
+                    [*self.search.search_unit(item, vectors, device)]
+                    for vectors in pieces(self.teachers)
                 ]
         by_part = list(zip(item.parts, zip(*found, strict=True), strict=True))
         results = []
@@ -216,9 +219,7 @@ class MineParts:
         corpus: CorpusIndex,
         positives: Sequence[Sequence[str]],
     ) -> tuple[list[tuple[Negative, ...]], int]:
-        """Own negatives that each row keeps, and the number refused as the query or as positives
-        of it in any row.
-        """
+        """Own negatives that each row keeps, and the number refused as the query or a positive."""
         if self.config.pool == "given":
             return [()] * len(records), 0
         own = [

@@ -1,4 +1,4 @@
-"""What a plan tells: an audit with counts and examples of its rows, and their lineage.
+"""Audit of a plan: counts and examples of its rows, and their lineage.
 
 Lineage traces a batch back to source rows, with the processing steps in between. A plan names the
 folder that each data set's rows came from, and each folder names its parent, up to the converted
@@ -134,9 +134,7 @@ def audit_dataset(
 def _counted(
     plan: Mapping[str, Any], drawn: Mapping[str, Any], manifest: Mapping[str, Any]
 ) -> list[str]:
-    """Hard negatives that the stage asks for, scores that its loss reads, and false negatives that
-    clustering masked, each where there are such.
-    """
+    """Counts of hard negatives, teacher scores and masked false negatives, where they are used."""
     lines = []
     if "negatives" in drawn:
         counts = drawn["negatives"]
@@ -183,9 +181,7 @@ def _shares(values: Mapping[str, Any]) -> str:
 
 
 def _drawn(plan: Mapping[str, Any], drawn: Mapping[str, Any]) -> list[str]:
-    """Steps that draw from the data set, for policies with one data set a step, and positives that
-    are trained, where drawn rows have several.
-    """
+    """Steps that draw from the data set, and positives that are trained on, where they differ."""
     lines = [f"- steps: {drawn['steps']:,} of {plan['num_steps']:,}"] if "steps" in drawn else []
     languages = drawn.get("languages", [])
     if len(languages) > 1 or any(of["language"] for of in languages):
@@ -279,8 +275,8 @@ def _chain(storage: str, dataset: str, fingerprint: str) -> tuple[DatasetArtifac
 
 
 def data_warnings(plan_folder: str) -> list[str]:
-    """Warnings that preparation ended with: data that the stage's settings request and the rows
-    lack, and columns that no setting reads.
+    """Warnings that preparation logged at its end: data that the stage's settings request and the
+    rows lack, and columns that no setting reads.
 
     Raises:
         ArtifactError: as `lineage`.
@@ -291,8 +287,8 @@ def data_warnings(plan_folder: str) -> list[str]:
 
 
 def rejected_rows(plan_folder: str) -> list[str]:
-    """A line for each data set of which rows were rejected: share, reasons, the page with examples.
-    Rows that are held out, or that a source rejects by its rule, are none of them.
+    """One line for each data set with rejected rows: share, reasons, the page with examples. Rows
+    that are held out, or that a source rejects by its rule, are none of them.
 
     Raises:
         ArtifactError: as `lineage`.
@@ -313,8 +309,7 @@ def rejected_rows(plan_folder: str) -> list[str]:
 
 
 def teacher_provenance(plan_folder: str) -> list[dict[str, Any]]:
-    """The teachers whose vectors a stage learns from or masks by, in their order; as
-    `data_provenance`.
+    """Teachers whose vectors a stage learns from or masks by, in their order; as `data_provenance`.
 
     Raises:
         ArtifactError: a folder of vectors is gone or broken.

@@ -161,7 +161,7 @@ TRAINING = (
     "positive_score",
     "false_negatives",
 )
-"""Columns that a training step reads, beside those of `OPTIONAL` that the plan has."""
+"""Columns that a training step reads, in addition to the plan's `OPTIONAL` ones."""
 
 
 class Pair(NamedTuple):

@@ -65,7 +65,7 @@ class SendRows:
 
 
 def with_next_positives(table: pa.Table, turns: np.ndarray) -> pa.Table:
-    """Rows whose positives begin with the one of their turn, with its scores, the others behind it.
+    """Reorder the positives of rows so that the next one in turn comes first, with its scores.
 
     A positive that nothing scored has no score.
 
@@ -110,7 +110,7 @@ class Block:
     first_step: int
     num_steps: int
     sent: str
-    """Name of the folder that holds its rows, which tells what was sent."""
+    """Name of the folder that holds its rows, derived from the inputs."""
 
     @property
     def key(self) -> str:
@@ -126,11 +126,11 @@ class Gather:
     buckets: Buckets
     global_pairs: int
     columns: tuple[str, ...] = ()
-    """Columns of `OPTIONAL` that rows bring along."""
+    """Columns of `OPTIONAL` that rows carry."""
 
     def __call__(self, block: Block) -> Result:
-        """Report `file`, `steps` (hash of each step's rows), `rows_by_dataset` and, where the
-        stage's loss reads a teacher's scores, `scores_by_dataset`, as `score_counts` tells.
+        """Report `file`, `steps` (hash of each step's rows), `rows_by_dataset`, and
+        `scores_by_dataset` (see `score_counts`) if the loss reads teacher scores.
         """
         table = read_block(self.buckets, block, self.global_pairs)
         table = _planned(balanced_steps(table, self.global_pairs), self.columns)
@@ -173,7 +173,7 @@ def num_blocks(num_steps: int, steps_per_block: int) -> int:
 
 
 def blocks_of(buckets: Buckets, num_steps: int, steps_per_block: int) -> list[Block]:
-    """Blocks of rows that were sent as `placed_rows` tells."""
+    """Blocks of the rows that `placed_rows` sent."""
     return [
         Block(number, first, min(steps_per_block, num_steps - first), file_name(buckets.folder))
         for number, first in enumerate(range(0, num_steps, steps_per_block))
@@ -227,19 +227,23 @@ def _trim(table: pa.Table, num_negatives: int) -> pa.Table:
 
 
 _MOST_BYTES = 2048
-"""Bytes of a text that count: what is longer is cut by most models, at 512 tokens or so."""
+"""Maximum number of bytes of a text that count: what is longer is cut by most models, at 512 tokens
+or so.
+"""
 
 _SWAPS = 4
 
 _SWAPPED = 64
-"""Maximum rows of a block in which rows change sides: in larger ones the pairs are enough."""
+"""Largest block of rows in which rows are swapped between halves: in larger ones the pairs are
+enough.
+"""
 
 _SMALL = 4096
-"""Maximum rows of a batch that gets it: in larger ones every worker has many rows."""
+"""Largest batch that is balanced: in larger ones every worker has many rows."""
 
 
 def balanced(costs: Sequence[float]) -> list[int]:
-    """Places of rows in an order whose halves cost about the same, and their halves, and so on.
+    """Order rows so that both halves cost about the same, then each half's halves, and so on.
 
     Workers take shares of equal size one after the other, so that their shares are balanced
     whatever their number: wholly where it is a power of two, else but for the blocks at their ends.
@@ -269,7 +273,7 @@ def _halved(places: list[int], costs: Sequence[float]) -> list[int]:
 
 
 def _swap(light: list[int], heavy: list[int], costs: Sequence[float]) -> None:
-    """Exchange the two rows that bring the sums nearest, a few times, while any do."""
+    """Swap the two rows that bring the sums closest together, a few times."""
     for _ in range(_SWAPS):
         ours = np.array([costs[place] for place in light])
         theirs = np.array([costs[place] for place in heavy])
@@ -282,7 +286,7 @@ def _swap(light: list[int], heavy: list[int], costs: Sequence[float]) -> None:
 
 
 def balanced_steps(table: pa.Table, rows_per_step: int) -> pa.Table:
-    """Rows of whole steps, each step's in a balanced order and with slots that say so.
+    """Rows of whole steps, each step in a balanced order with new slots.
 
     Args:
         table: sorted by `step` and `slot`.

@@ -31,7 +31,7 @@ _COLUMNS: Mapping[Need, str] = {
     "similarity": "similarity",
     "teacher_scores": SCORES_COLUMN,
 }
-"""Need of a loss → its column of records that not every plan has."""
+"""Need of a loss → optional record column that provides it."""
 
 NO_NEGATIVE = "no negative"
 SMALL_LANGUAGE = "fewer rows of its language than a batch"
@@ -57,7 +57,7 @@ class PlanConfig:
     epochs: float | None = None
     """Passes over the usable rows, which decide `num_steps`; None: `num_steps` is what it says."""
     columns: tuple[str, ...] = ()
-    """Columns of `parts.OPTIONAL` that the stage's loss asks for; see `columns_for`."""
+    """Columns of `parts.OPTIONAL` that the stage's loss needs; see `columns_for`."""
     teachers: tuple[str, ...] = ()
     """Names of the folders with vectors of the rows' texts, one of each of the stage's teachers;
     see `vectors.store`."""
@@ -69,7 +69,7 @@ class PlanConfig:
         return {**kept, "weights": dict(sorted(self.weights.items()))}
 
     def steps_of(self, rows: int) -> int:
-        """Number of steps over so many usable rows."""
+        """Number of steps over a number of usable rows."""
         if self.epochs is None:
             return self.num_steps
         return steps_of(self.epochs, rows, self.global_pairs)
@@ -80,7 +80,7 @@ class UsableRows:
     """Usable rows of one data set, in an order that only the rows' content decides."""
 
     total: int
-    """Number of all rows, those included that are left out."""
+    """Number of all rows, including those left out."""
     count: int
     rejected: dict[str, int]
     """Reason → number of rows left out."""
@@ -92,14 +92,14 @@ class UsableRows:
     """(n / G,) int64 numbers of whole batches of G consecutive rows, where a policy draws these."""
 
     def places(self, row: np.ndarray) -> np.ndarray:
-        """(m,) int64 row numbers that count through the parts, of (m,) usable rows."""
+        """(m,) int64 row numbers of (m,) usable rows, counted through the parts."""
         if self.rows is not None:
             return np.asarray(self.rows.place[row], np.int64)
         batch, slot = np.divmod(row, self.count // len(self.batches))
         return np.asarray(self.batches[batch] * (self.count // len(self.batches)) + slot)
 
     def drawn(self, name: str, weight: float) -> DatasetRows:
-        """The rows as policies see them."""
+        """Rows in the form that policies use."""
         if self.rows is not None:
             weight = weight if self.count else 0.0
             return DatasetRows(name, weight, self.rows.query_hash, self.rows.rows_of)
@@ -118,7 +118,7 @@ class Draws:
 
 
 def columns_for(loss: LossConfig) -> tuple[str, ...]:
-    """Columns of `parts.OPTIONAL` that a plan carries for a loss, by what this `needs`."""
+    """Columns of `parts.OPTIONAL` that a plan stores for a loss, given its `needs`."""
     return tuple(column for need, column in _COLUMNS.items() if need in loss.needs)
 
 
@@ -309,7 +309,7 @@ def _learns(index: PartIndex, config: PlanConfig) -> np.ndarray:
 
 
 def _check_learning(name: str, missing: int, count: int, config: PlanConfig) -> None:
-    """Tell how many rows can learn from nothing.
+    """Log how many rows have nothing to learn from, and raise if there are too many.
 
     Raises:
         DataError: too many.

@@ -16,7 +16,7 @@ import xxhash
 
 @dataclass(frozen=True)
 class DatasetRows:
-    """Rows of a data set, as far as ordering needs them."""
+    """Properties of a data set's rows that ordering needs."""
 
     name: str
     weight: float
@@ -80,7 +80,7 @@ such a query, about.
 
 
 def frequent(query_hash: np.ndarray, most: int) -> set[int]:
-    """Queries of more rows than an epoch has draws.
+    """Queries with more rows than an epoch has draws.
 
     Memory grows with the rows of a batch alone: hashes are counted one by one only where those that
     end alike are so many.
@@ -144,9 +144,9 @@ class EpochSampler:
         self.name, self.query_hash, self.seed, self.key = name, query_hash, seed, key
         self.spread = spread
         self.had = dict.fromkeys(spread, 0)
-        """Query that is spread → its rows that draws of the epoch took."""
+        """Spread query → its rows that were drawn in the epoch."""
         self.further = dict.fromkeys(spread, 0)
-        """The same of rows that came beside another of the query."""
+        """Spread query → its rows that came after another row of the query."""
         self.drawn = 0
         """Rows of the epoch that earlier draws took."""
         self.epoch = 0
@@ -198,9 +198,9 @@ class EpochSampler:
         return np.array(taken, dtype=np.int64)
 
     def _due(self, count: int, used: set[int]) -> dict[int, int]:
-        """Query that is spread → rows of it that the next (count,) ones may have: as large a share
-        of those that do not fit one a draw as is drawn of the epoch with them, and one; of a query
-        that others brought as large a share of all.
+        """Spread query → number of its rows that the next (count,) draws may contain. Rows beyond
+        one per draw get the share of the epoch that is drawn with these draws, plus one; if the
+        query is in `used`, all its rows get that share.
         """
         rows = len(self.query_hash)
         part = min(self.drawn + count, rows)
@@ -214,7 +214,7 @@ class EpochSampler:
         return due
 
     def _take_ahead(self, count: int, used: set[int], due: dict[int, int]) -> list[int]:
-        """Take those of the next (count,) rows whose queries are new or due; the others wait."""
+        """Take the next (count,) rows whose queries are new or due; the others wait."""
         ahead = self.order[self.place : self.place + count]
         rows, queries = ahead.tolist(), self.query_hash[ahead].tolist()
         taken = []
@@ -246,7 +246,7 @@ def _fits(query: int, used: set[int], due: dict[int, int]) -> bool:
 
 
 class _WaitingPlaces:
-    """Places in an epoch's order whose rows wait, by query; taken by place, earliest first.
+    """Positions in an epoch's order whose rows are postponed, by query; taken earliest first.
 
     A draw comes to new rows only after it has taken all waiting queries that its batch lacked. So
     no more queries wait at once than a batch has, however many rows of them do: the heap stays
@@ -257,15 +257,15 @@ class _WaitingPlaces:
         """Start empty; `typecode` is the array type that holds places."""
         self._typecode = typecode
         self._first: list[tuple[int, int]] = []
-        """Heap of each query's earliest place, with the query."""
+        """Heap of each query's earliest position, with the query."""
         self._later: dict[int, _Queue] = {}
-        """Query → its other places."""
+        """Query → its other positions."""
 
     def __bool__(self) -> bool:
         return bool(self._first)
 
     def add(self, place: int, query: int) -> None:
-        """Let a place wait that is later than all of before."""
+        """Postpone a position that is later than all earlier ones."""
         if query in self._later:
             self._later[query].append(place)
         else:
@@ -273,7 +273,7 @@ class _WaitingPlaces:
             heapq.heappush(self._first, (place, query))
 
     def take(self, count: int, used: set[int], due: dict[int, int]) -> list[int]:
-        """Take up to (count,) places of queries that are not in `used` or are due; adds these to
+        """Take up to (count,) positions of queries that are not in `used` or are due; adds these to
         it.
         """
         taken: list[int] = []
@@ -294,7 +294,7 @@ class _WaitingPlaces:
         return taken
 
     def take_first(self) -> int:
-        """Take the earliest place."""
+        """Take the earliest position."""
         place, query = heapq.heappop(self._first)
         for first in self._next(query):
             heapq.heappush(self._first, first)

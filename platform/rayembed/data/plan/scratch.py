@@ -1,4 +1,4 @@
-"""Scratch space on this machine's disk for what does not fit in memory, as the places of rows.
+"""Scratch space on this machine's disk for data larger than memory, such as row positions.
 
 Rows of a plan are drawn in the order of steps and read in the order of parts. In between their
 places stand in runs, and a run is sorted by itself: memory does not grow with the rows.
@@ -29,7 +29,7 @@ _PREFIX = "rayembed-rows-"
 
 @contextmanager
 def scratch_folder(what: str, size: int) -> Iterator[Path]:
-    """An empty folder below `TMPDIR`, which is removed at the end.
+    """Create an empty folder below `TMPDIR`, and remove it at the end.
 
     Args:
         what: what it is for, in an error.
@@ -59,8 +59,8 @@ def scratch_folder(what: str, size: int) -> Iterator[Path]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which is there as long as the folder and stands beside it: another
-    process that looks whether anybody holds it can put nothing into the folder.
+    """Hold the lock file next to a folder for as long as the folder exists: another process that
+    looks whether anybody holds it can put nothing into the folder.
 
     Raises:
         Timeout: another process holds it.
@@ -84,26 +84,26 @@ def _sweep(place: Path) -> None:
 
 
 def mapped(path: Path, count: int, dtype: Any) -> np.ndarray:
-    """(count,) zeros in a file that is mapped into memory."""
+    """(count,) zeros in a memory-mapped file."""
     if not count:
         return np.empty(0, dtype)
     return np.asarray(np.memmap(path, dtype, "w+", shape=(count,)))
 
 
 ROWS_OF_RUN = 1 << 17
-"""Rows that are sorted at a time: some 15 MB."""
+"""Number of rows that are sorted together: some 15 MB."""
 
 _MOST_RUNS = 512
-"""Files that are open at a time, at most; beyond 67 million rows runs become longer."""
+"""Maximum number of files that are open together; beyond 67 million rows runs become longer."""
 
 
 def num_runs(num_rows: int) -> int:
-    """Number of runs of some `ROWS_OF_RUN` rows each, or longer ones of very many."""
+    """Number of runs of about `ROWS_OF_RUN` rows each; larger runs for very many rows."""
     return min(max(1, -(-num_rows // ROWS_OF_RUN)), _MOST_RUNS)
 
 
 def run_of_hash(hashes: np.ndarray, count: int) -> np.ndarray:
-    """(n,) run of each of (n,) int64 hashes by its first bits, so that runs are in their order."""
+    """(n,) run number of each of (n,) int64 hashes by its first bits, so that runs are sorted."""
     # The highest bits of the hash with its sign turned.
     high = (hashes.view(np.uint64) ^ np.uint64(1 << 63)) >> np.uint64(32)
     run: np.ndarray = ((high * np.uint64(count)) >> np.uint64(32)).astype(np.int64)
@@ -111,7 +111,7 @@ def run_of_hash(hashes: np.ndarray, count: int) -> np.ndarray:
 
 
 class Runs:
-    """Rows cut into files that can be sorted one by one, as all together may not fit in memory."""
+    """Rows divided into files that are sorted one by one, since all may not fit in memory."""
 
     def __init__(self, folder: Path, count: int, dtype: np.dtype[Any]) -> None:
         """Start with nothing.
@@ -227,16 +227,16 @@ class PartPlaces:
 
     part: Part
     file: str
-    """Path of the places of several parts."""
+    """Path of the positions of several parts."""
     number: int
-    """Number of the part among these."""
+    """Index of the part among these."""
     first: int
-    """First of the places that are meant, and the end of them."""
+    """First and end index of the selected positions."""
     last: int
 
     @property
     def key(self) -> str:
-        """Unique name from part and places; the file is named by its content."""
+        """Unique name from part and positions; the file is named by its content."""
         named = f"{self.file.rpartition('/')[2]}-{self.number}-{self.first}"
         return f"{self.part.digest}-{xxhash.xxh3_64_hexdigest(named.encode())}"
 
@@ -257,7 +257,7 @@ class PartPlaces:
 
 
 class PlaceWriter:
-    """Collects positions of rows in any order, for as many rows as there are."""
+    """Collects positions of rows in any order, for any number of rows."""
 
     def __init__(
         self, scratch: Path, folder: str, parts: Sequence[Part], most: int | None = None
@@ -288,7 +288,7 @@ class PlaceWriter:
                 self._flush()
 
     def finish(self) -> list[PartPlaces]:
-        """Write the files of places; a work item for each part that has any, in their order."""
+        """Write the files of positions; a work item for each part that has any, in their order."""
         self._flush()
         runs = enumerate(self._runs.read())
         return [item for number, places in runs for item in self._written(number, places)]

@@ -16,7 +16,7 @@ from rayembed.data.words import normalised_hash
 from rayembed.models.contract import Tokenizer, Tokens
 
 TextVectors = Callable[[Sequence[tuple[Role, int]]], np.ndarray]
-"""Gives a teacher's vectors of texts by role and hash: (U, T) float16; see `vectors.lookup`."""
+"""Looks up a teacher's vectors of texts by role and hash: (U, T) float16; see `vectors.lookup`."""
 
 NO_TEXT = -1
 """Placeholder in index arrays for a missing negative."""
@@ -61,7 +61,9 @@ class StepBatch:
     negative_score: np.ndarray
     """(b, K) float32 score of each negative by the same model; NaN: missing, or not mined."""
     teacher_vectors: tuple[np.ndarray, ...] = ()
-    """Each of the stage's teachers gave one: (U, T) float16 unit vectors of the distinct texts."""
+    """Teacher vectors of the texts, one tensor for each of the stage's teachers: (U, T) float16
+    unit vectors of the distinct texts.
+    """
 
     def occurrences(self) -> np.ndarray:
         """(U,) int64 number of uses of each text in the worker's rows."""

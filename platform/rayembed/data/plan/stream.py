@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def settled_step_processes(placement: Placement, model: TrainableModel) -> tuple[int, bool]:
-    """Number of processes that make each worker's batches, and whether the run names it."""
+    """Number of processes that make each worker's batches, and whether the settings name it."""
     if placement.step_processes is not None:
         return placement.step_processes, True
     workers_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # as Ray Train sets it
@@ -47,8 +47,8 @@ def prefetched(
     *,
     read_ahead: int = 4,
 ) -> Generator[Any]:
-    """Results of `make` for steps `first_step` to `num_steps` (exclusive), in order, made ahead of
-    use.
+    """Results of `make` for steps `first_step` to `num_steps` (exclusive), in order, computed in
+    advance.
 
     Args:
         make: picklable where processes make the steps.

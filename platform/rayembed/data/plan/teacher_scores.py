@@ -1,4 +1,4 @@
-"""Scores of a row's positive and hard negatives, all by the model that mined them."""
+"""Scores of a row's positive and hard negatives, all by the teacher that mined them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,8 +17,7 @@ SCORES_OF_POSITIVES = {
     "positive_score": "positive_scores",
     SCORES_COLUMN: "positive_cross_scores",
 }
-"""Column with the score of a row's first positive → the one with those of all, where it has several
-(`parts.OPTIONAL`)."""
+"""Column of the first positive's score → column of all positives' scores (`parts.OPTIONAL`)."""
 
 
 def teacher_scores(record: Record) -> tuple[float | None, list[float | None]]:
@@ -89,7 +88,7 @@ def score_counts(table: pa.Table) -> dict[str, dict[str, int]]:
 def check_scored(
     stage: str, columns: Sequence[str], datasets: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Return when a row that the stage draws has scores, if its loss reads any.
+    """Raise when the stage's loss reads teacher scores and a drawn row has none.
 
     Args:
         columns: those of `parts.OPTIONAL` that the loss asks for.

@@ -26,7 +26,7 @@ from rayembed.errors import ArtifactError, DataError
 log = logging.getLogger(__name__)
 
 _BYTES_OF_A_ROW = 44
-"""Bytes of scratch that sorting takes for each row: see `sorted_rows`."""
+"""Bytes of scratch that sorting needs for each row: see `sorted_rows`."""
 
 
 def write_plan(

@@ -49,7 +49,7 @@ class BeirSource(FileRows):
 
     @property
     def columns(self) -> dict[str, str]:
-        """Setting → its column of the judgements."""
+        """Setting → the column of the judgements that it names."""
         return {name: column for name, column in super().columns.items() if name != "language"}
 
     @property
@@ -57,9 +57,9 @@ class BeirSource(FileRows):
         """Setting → path of its files."""
         return {"path": self.path, "corpus": self.corpus, "queries": self.queries}
 
-    def check_found(self, dataset: DatasetConfig, files: Mapping[str, Sequence[FilePiece]]) -> None:
-        """Check that all of the files have the columns that the settings name."""
-        super().check_found(dataset, files)
+    def check_files(self, dataset: DatasetConfig, files: Mapping[str, Sequence[FilePiece]]) -> None:
+        """Check that all files have the columns that the settings name."""
+        super().check_files(dataset, files)
         self._check_texts(files["corpus"][0], files["queries"][0])
 
     def _check_texts(self, corpus: FilePiece, queries: FilePiece) -> None:
@@ -81,7 +81,7 @@ class BeirSource(FileRows):
 
     @property
     def draws_by_seed(self) -> bool:
-        """Nothing is drawn."""
+        """Always false: the conversion samples nothing."""
         return False
 
     def convert(self, conversion: Conversion) -> list[Result]:
@@ -123,7 +123,7 @@ class BeirSource(FileRows):
         return [*judged, {**made[0], **lost}, *made[1:]]
 
     def judgement(self, row: Mapping[str, Any]) -> tuple[str, str]:
-        """Query and document ids of a judgement, if its score is high enough.
+        """Query and document id of a judgement whose score is high enough, else None.
 
         Raises:
             RowError: it is not, or the row has no ids.

@@ -42,7 +42,7 @@ BYTES_OF_JUDGEMENTS_PER_BUCKET = 1 << 20
 large."""
 
 LOST_TEXTS = ("texts_unread", "texts_without_id")
-"""Counts of rows of a corpus and its queries that no judgement can name."""
+"""Counts of corpus and query rows that no judgement can refer to."""
 
 IDS = ("_id", "id")
 """Column names of document and query ids: BEIR's, and mteb's newer one."""
@@ -73,9 +73,9 @@ class ScatterJudgements:
 
     shared: Scattering
     columns: tuple[str, ...]
-    """Columns that are read."""
+    """Columns to read."""
     judgement: Callable[[Mapping[str, Any]], tuple[str, str]]
-    """Query and document of a row; raises `RowError`."""
+    """Function that gives the query and document of a row; raises `RowError`."""
 
     def __call__(self, item: FilePiece) -> Result:
         """Report file names in `scattered` and `needed`; rows in are the rejected ones."""

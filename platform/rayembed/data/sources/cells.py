@@ -17,13 +17,13 @@ from rayembed.config.types import is_unicode
 
 _QUOTED_FIRST = re.compile(r"""[bru]?['"]|(?:None|nan|null)\b""")
 _QUOTED_LAST = re.compile(r"""(?:['"]|\b(?:None|nan|null))\Z""")
-"""Begin and end of what stands between the brackets of a list of texts."""
+"""Pattern of the text between the brackets of a list of texts, from first to last quote."""
 
 _ARRAY = re.compile(
     r"(?:(?:np|numpy)\.)?(?:array|frozenset|set|Index)\((.*?)(?:,\s*dtype=[^()]*)?\)", re.DOTALL
 )
 _LIST_BEGINS = "[({anfsI"
-"""Signs that a list in JSON's or Python's form may begin with."""
+"""Characters that can start a list in JSON or Python syntax."""
 
 _LINES = ("first_line", "other_lines")
 
@@ -59,7 +59,7 @@ def names_at_the_top(column: str) -> set[str]:
 
 
 def level_of(row: Mapping[str, Any], column: str) -> tuple[list[str], Mapping[str, Any]]:
-    """Names looked up by `column` in the deepest object that it reaches, and that object.
+    """Names that `column` looks up in the deepest object that it reaches, and that object.
 
     Used in messages about a missing column, to suggest the names beside it. For a list on the path,
     its first object counts. Returns no names if a cell on the path is empty, so that the row does
@@ -153,7 +153,7 @@ def name_in(row: Mapping[str, Any], column: str) -> str | None:
 
 
 def number_in(row: Mapping[str, Any], column: str) -> float:
-    """Finite number in a cell, also given as digits in a text.
+    """Finite number in a cell, also parsed from text.
 
     Raises:
         RowError: it is empty or holds something else.
@@ -177,8 +177,8 @@ def is_encodable(row: Mapping[str, Any], read: Collection[str] | None) -> bool:
 
 
 def looks_like_list(text: str) -> bool:
-    """Whether a text is a list of texts as JSON or Python writes one, be it whole or broken: a
-    list, tuple, set or array.
+    """Whether a text is a list of texts in JSON or Python syntax, complete or truncated: a list,
+    tuple, set or array.
 
     A text in brackets, `[Solved] …` or `[1, 2]`, is none: of a list the first and the last element
     are in quotes, or nothing (`None`, `nan`), or one of them is and Python can read it.
@@ -208,7 +208,7 @@ def _is_of_python(text: str) -> bool:
 
 
 def _texts_of(text: str, column: str, *, json_lists: bool) -> list[str]:
-    """Texts of a text that is a JSON list of them, else the text itself."""
+    """Texts of a JSON list in a text, else the text itself."""
     begin = text.lstrip()[:1]
     if not begin or begin not in _LIST_BEGINS:
         return [text]
@@ -263,7 +263,7 @@ def _lines_of(text: str, which: str) -> str | None:
 
 
 def _joined(fields: Mapping[str, Any]) -> Any:
-    """Texts of several fields joined into one; lists of equal length are joined elementwise."""
+    """Join the texts of several fields; lists of equal length are joined elementwise."""
     lengths = {len(value) for value in fields.values() if isinstance(value, list)}
     if not lengths:
         return _joined_texts(list(fields.values()))

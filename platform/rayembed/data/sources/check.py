@@ -1,5 +1,5 @@
-"""Looks at a run's sources before any row is converted: their files and columns, and the head of
-files of this machine, which tells rows, records and what is rejected. Imports no torch.
+"""Checks of a run's sources before any row is converted: files, columns, and a sample of local
+files that estimates rows, records and rejections. Imports no torch.
 """
 
 import json
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_source(dataset: DatasetConfig, root: str) -> ResolvedDataset:
-    """Check a data set's source, and what its cleaning needs, before any row is converted.
+    """Check a data set's source and the inputs of its cleaning, before any row is converted.
 
     Raises:
         DataError: nothing there, or files that are none of the known kinds.
@@ -59,7 +59,7 @@ def with_source_path(dataset: DatasetConfig, root: str) -> DatasetConfig:
 def check_sources(
     run: DataRun, names: Collection[str] | None = None, checked: Sequence[ResolvedDataset] = ()
 ) -> list[ResolvedDataset]:
-    """Data sets whose sources were found with all columns that the settings name.
+    """Resolve data sets, checking that their sources exist and have the columns that settings name.
 
     Needs no download, so that it can run before one.
 
@@ -111,7 +111,7 @@ def check_files_at_hand(run: Run) -> list[ResolvedDataset]:
 
 
 _WHOLE_BYTES = 4 << 20
-"""Files of so many bytes together are read whole: half a second of CPU."""
+"""Total size in bytes up to which files are read completely: half a second of CPU."""
 _WHOLE_ROWS = 20_000
 _FIRST_ROWS = 1000
 _SHOWN_CHARACTERS = 160
@@ -119,7 +119,7 @@ _SHOWN_CHARACTERS = 160
 
 @dataclass(frozen=True)
 class Head:
-    """What was read of a data set."""
+    """Sample of a data set's first rows."""
 
     dataset: DatasetConfig
     """Settings with whole paths."""
@@ -131,40 +131,41 @@ class Head:
     rows: int | None
     """Rows of the files; None: not known without reading them."""
     exact: bool
-    """Whether `rows` was counted; else it is estimated by bytes."""
+    """Whether `rows` was counted rather than estimated; else it is estimated by bytes."""
     whole: bool
     """Whether every row was read."""
     read: int
     """Rows that were read."""
     rejected: dict[str, int] = field(default_factory=dict)
-    """Reason → rows read that give no record; empty where rows give none by themselves."""
+    """Reason → number of read rows that give no record; empty where rows give none by themselves.
+    """
     examples: list[dict[str, str]] = field(default_factory=list)
     """`reason` and beginning of some rejected rows (`row`)."""
     records: int | None = None
-    """Different records of the rows read; None where rows give none by themselves."""
+    """Number of distinct records of the rows read; None where rows give none by themselves."""
     documents: int = 0
-    """Different positives of these records."""
+    """Number of distinct positives of these records."""
     listed: int = 0
-    """Rows read that the settings hold out by their name in a column."""
+    """Number of read rows that the settings hold out by their name in a column."""
     instructions: tuple[str, ...] = ()
-    """Different instructions that rows bring along."""
+    """Distinct instructions in a column of the rows."""
     unread: tuple[str, ...] = ()
     """Columns that no setting reads."""
 
     @property
     def most_records(self) -> int | None:
-        """Most records that there can be; None: not known."""
+        """Upper limit of the number of records; None: not known."""
         return self.records if self.whole else None
 
     @property
     def bad(self) -> int:
-        """Rows read that count against `max_rejected_share`."""
+        """Number of read rows that count against `max_rejected_share`."""
         tolerated = NOT_BAD | self.dataset.source.tolerated
         return sum(n for reason, n in self.rejected.items() if reason not in tolerated)
 
     @property
     def trained_records(self) -> int | None:
-        """About how many records are trained on; None: not known."""
+        """Estimated number of training records; None: not known."""
         if self.rows is None or self.records is None or not self.read:
             return None
         all_of_read = self.rows / self.read
@@ -186,17 +187,17 @@ class Head:
 
 
 def is_here(dataset: DatasetConfig, root: str) -> bool:
-    """Whether the data set is made of rows of files on this machine."""
+    """Whether all files of the data set are on this machine."""
     source = with_source_path(dataset, root).source
     return isinstance(source, FileRows) and not any("://" in at for at in source.paths.values())
 
 
 _SEEN: dict[str, Head] = {}
-"""Heads by settings and states of files, of this process."""
+"""Cache of heads in this process, by settings and file states."""
 
 
 def look(dataset: DatasetConfig, root: str) -> Head:
-    """Head of a data set whose files are here, which are read once while they stay as they are.
+    """Read the head of a data set with local files, once while the files are unchanged.
 
     Raises:
         RayembedError: no such files, not of a known kind, broken, without a column that a setting
@@ -216,7 +217,7 @@ def look(dataset: DatasetConfig, root: str) -> Head:
         ]
         seen = repr((whole.model_dump_json(), sorted(held_out), states))
         if seen not in _SEEN:
-            source.check_found(whole, files)
+            source.check_files(whole, files)
             _SEEN[seen] = _head(whole, source, files["path"], held_out)
         return _SEEN[seen]
     except RayembedError as error:
@@ -270,7 +271,9 @@ def _head(
 
 
 def _count(pieces: Sequence[FilePiece], read: int) -> tuple[int | None, bool]:
-    """Rows of files, and whether they are counted: of Parquet and texts; of others by bytes."""
+    """Number of rows in files, and whether it is counted or estimated: of Parquet and texts; of
+    others by bytes.
+    """
     if all(piece.kind == "parquet" for piece in pieces):
         return sum(_parquet_rows(path) for path in {piece.path for piece in pieces}), True
     if all(piece.kind == "text" for piece in pieces):

@@ -44,16 +44,16 @@ class _Hashes:
             name: range(bisect_left(found, name), bisect_right(found, name))
             for name in dict.fromkeys(found)
         }
-        """Class → its row range."""
+        """Class → range of its rows."""
 
     def has(self, name: str, wanted: int) -> bool:
-        """Whether the class has the hash."""
+        """Whether the class has this hash."""
         rows = self.of_class.get(name, range(0))
         return _among(self.hashes[rows.start : rows.stop], wanted)
 
 
 class Examples:
-    """Example pool of a data set, by class.
+    """Examples of a data set's classes.
 
     Texts are in Arrow memory, in their size in bytes, for `examples_per_class` of each class.
     """
@@ -65,8 +65,8 @@ class Examples:
         names: Iterable[str] = (),
         further: pa.Table | None = None,
     ) -> None:
-        """Pool sorted by class and hash; `names` of classes without examples; additional classes of
-        the pool's texts, in the same order.
+        """Sort the pool by class and hash. `names` adds classes without examples; `further` adds
+        classes of the pool's texts.
         """
         self.seed = seed
         self._texts = pool["text"].combine_chunks()
@@ -104,7 +104,7 @@ class CollectExamples:
     columns: tuple[str, ...]
     text_and_class: TextAndClass
     limit: int
-    """Examples of a class that are kept; 0: the names of classes alone."""
+    """Maximum number of examples of a class; 0: the names of classes alone."""
     held_out: HeldOut
     seed: int
 
@@ -261,7 +261,7 @@ def _write_further(folder: str, found: Collection[tuple[str, int]]) -> str:
 
 
 def _limited(table: pa.Table, limit: int) -> pa.Table:
-    """Rows with the smallest hashes in each class, each text once, sorted by class and hash."""
+    """Rows with the smallest hashes in each class, without duplicates, sorted by class and hash."""
     if not len(table):
         return table
     order = [("class", "ascending"), ("hash", "ascending"), ("text", "ascending")]

@@ -51,16 +51,16 @@ class ClassesSource(NamedRows):
 
     @property
     def brings_negatives(self) -> bool:
-        """Always: those of other classes."""
+        """Always true: examples of other classes."""
         return True
 
     @property
     def most_negatives(self) -> tuple[str, int]:
-        """As many as are drawn."""
+        """Number of negatives that are drawn for each row."""
         return "source.num_negatives", self.num_negatives
 
     def convert(self, conversion: Conversion) -> list[Result]:
-        """Collect the examples of all classes, and draw each row's from them."""
+        """Collect the examples of all classes, and draw positives and negatives from them."""
         from rayembed.assets.storage import join
         from rayembed.data.sources import class_examples as tasks
 

@@ -30,7 +30,7 @@ from rayembed.data.sources.tasks import (
     RecordWriter,
     accept,
     counts_of,
-    told_of,
+    summary_of,
 )
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class LeaveOut:
 
 
 def chooses_rows(dataset: DatasetConfig) -> bool:
-    """Whether held-out rows are chosen from the data set's own rows, which are converted first."""
+    """Whether held-out rows are chosen from the data set's own rows, after these are converted."""
     return dataset.held_out is not None and dataset.source.held_out_folder() is None
 
 
@@ -77,7 +77,7 @@ def make_converted(context: PipelineContext, checked: ResolvedDataset) -> Datase
     def make() -> DatasetArtifact:
         conversion = Conversion(context, dataset, checked.files, HeldOut(), writer, indexed=True)
         results = dataset.source.convert(conversion)
-        accept(dataset, told_of(results))
+        accept(dataset, summary_of(results))
         parts = [part for result in results for part in result["parts"]]
         indices = [[result["index"], len(result["parts"])] for result in results]
         return writer.finish(results, parts, indices=indices)
@@ -88,7 +88,7 @@ def make_converted(context: PipelineContext, checked: ResolvedDataset) -> Datase
 
 
 def converted_rows(converted: DatasetArtifact) -> list[ConvertedRows]:
-    """The rows of each piece that was converted."""
+    """Work items of the converted rows of each piece."""
     parts, folder = iter(converted.parts), join(converted.folder, "parts")
     where = f"the manifest of {converted.folder!r}"
     return [
@@ -98,7 +98,7 @@ def converted_rows(converted: DatasetArtifact) -> list[ConvertedRows]:
 
 
 def rejected_before(converted: DatasetArtifact) -> Result:
-    """The rows that gave no record, as the result of a task that saw no other."""
+    """Rows that gave no record, as a task result."""
     manifest = converted.manifest
     return {
         "rows_in": sum(manifest["rejected"].values()),
@@ -113,7 +113,7 @@ def rejected_before(converted: DatasetArtifact) -> Result:
 def _inputs(
     context: PipelineContext, checked: ResolvedDataset, later: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What decides the records of rows.
+    """Inputs that determine the records of rows.
 
     Args:
         later: settings that are read after conversion.
@@ -185,7 +185,7 @@ def _converted_and_cleaned(
     else:
         conversion = Conversion(context, dataset, checked.files, held_out, writer)
         results = dataset.source.convert(conversion)
-    told = told_of(results)
+    told = summary_of(results)
     accept(dataset, told)
     made = [item for result in results for item in result["parts"]]
     parts = [Part(join(writer.parts_folder, name), rows) for name, rows in made]

@@ -34,18 +34,22 @@ _LARGEST_CELL = 1 << 26
 """Characters of a cell; a longer one comes from a quote that was not closed."""
 
 _ROWS_LOOKED_AT = 1000
-"""First rows of a file, by which it is known how its rows are written."""
+"""Number of first rows from which the format of a file is detected."""
 
 _ROWS_IN_A_CELL = 4
-"""Lines that look like rows, and are most of their cell, from which on they are taken for rows.
-Lines of prose or code hardly ever agree so long."""
+"""Minimum number of row-like lines in a cell, and most of its lines, to count as rows. Lines of
+prose or code hardly ever agree so long.
+"""
 
 _PROOF = 3
-"""Cells of several lines that are no rows, for each one whose lines may be rows, from which on the
-file is taken to be written by a program that quotes cells with line breaks."""
+"""Number of ordinary multi-line cells for each suspect one that shows that a program wrote the
+quotes.
+"""
 
 _SHARE = 20
-"""One row in so many with a cell that begins with a space is the file's way."""
+"""Inverse share of rows with a cell that starts with a space from which this counts as the file's
+style.
+"""
 
 _SHOWN_CHARACTERS = 40
 _LINE_END = re.compile(r"\r\n|\n|\r")
@@ -53,8 +57,7 @@ _CELL_OF_CSV = re.compile(r'"(?:[^"]*+"")+[^"]*"')
 """A cell in quotes, within which each quote is written twice."""
 
 Cells = tuple[dict[str, Any], str | None]
-"""Cells of a row by the names in the first line, None for those that it lacks, and the reason where
-it is no row."""
+"""Cells of a row by column name, None for missing ones, and the reason if it is not a row."""
 
 
 def csv_rows(
@@ -64,7 +67,7 @@ def csv_rows(
     delimiter: str | None = None,
     quotes: str | None = None,
 ) -> Iterator[Cells]:
-    """Rows of a file.
+    """Read the rows of a CSV or TSV file.
 
     Args:
         opened: opens it with `newline=""`; TSV with quotes is read three times.
@@ -125,8 +128,8 @@ def _rows_of_csv(
 def _rows_of_lines(
     opened: Callable[[], TextIO], sign: str, *, may_be_quoted: bool
 ) -> Iterator[list[str]]:
-    """Rows of one line each; from the first cell that begins with a quote on those of CSV, if the
-    whole file can be read so.
+    """Read rows of one line each; CSV rows from the first cell on that begins with a quote are read
+    with quotes, if the whole file can be read so.
     """
     rows, inner = 0, f'{sign}"'
     with opened() as text:
@@ -154,7 +157,7 @@ def _is_quoted(opened: Callable[[], TextIO], sign: str) -> bool:
 
 
 class _Lines:
-    """Lines of a file for the parser, which keep those of the row that it is in."""
+    """Iterator over a file's lines that remembers the lines of the current row."""
 
     def __init__(self, text: TextIO) -> None:
         self._text, self._read, self._end = iter(text), 0, ""
@@ -173,13 +176,13 @@ class _Lines:
         return line
 
     def number(self, place: int) -> int:
-        """Number in the file, from 1, of the line with this character of the row."""
+        """Line number in the file, from 1, of a character of the row."""
         before = bisect(list(accumulate(map(len, self.of_row))), place)
         return self._read - len(self.of_row) + 1 + before
 
 
 class _QuoteCheck:
-    """Sees the rows of one file, and raises where lines within quotes may be rows.
+    """Checks the rows of one file, and raises where lines within quotes may be rows.
 
     Lines that have as many cells as the file has columns look like rows, but for prose, where a
     space follows a comma, and indented code. Cells whose first and last line do, or half of many,
@@ -199,14 +202,16 @@ class _QuoteCheck:
         """A cell in quotes, whose text is the group; a quote alone where it does not close."""
         self._columns = self._seen = self._rows = self._spaced = self._cells = 0
         self._bare = False
-        """Whether a text stands without quotes."""
+        """Whether the file has text outside quotes."""
         self._suspects: Counter[bool] = Counter()
-        """Cells whose lines may be rows: if the rows have no spaces behind the sign, and if so."""
+        """Number of cells whose lines may be rows, by whether rows have a space after the
+        delimiter.
+        """
         self._first: dict[bool, str] = {}
         """Message about the first of these."""
 
     def see(self, lines: _Lines, cells: Sequence[str]) -> None:
-        """Look at a row.
+        """Check a row.
 
         Raises:
             csv.Error: a cell of several lines makes its row longer or shorter than others.
@@ -237,7 +242,7 @@ class _QuoteCheck:
             self._look(further, before, told)
 
     def end(self) -> None:
-        """Judge what only the whole file tells.
+        """Check conditions that need the whole file.
 
         Raises:
             csv.Error: lines within quotes may be rows.
@@ -250,7 +255,7 @@ class _QuoteCheck:
             raise csv.Error(self._first[spaced])
 
     def _look(self, lines: Sequence[str], before: int, told: str) -> None:
-        """Count a cell of several lines, which so many cells of its row stand before."""
+        """Check a cell of several lines, given the number of cells before it in its row."""
         self._cells += 1
         full = sum(bool(line.strip()) for line in lines)
         for spaced in (False, True):
@@ -262,9 +267,7 @@ class _QuoteCheck:
                 self._first.setdefault(spaced, f"{told}{there}. {_ADVICE}")
 
     def _like_rows(self, lines: Sequence[str], before: int, *, spaced: bool) -> Iterator[bool]:
-        """Whether each line is written as rows are, with what stands before and behind the quotes
-        as part of the first and the last line.
-        """
+        """Whether each line looks like a row, including the text around the quotes."""
         last = len(lines) - 1
         for number, line in enumerate(lines):
             cells = line.split(self._sign)
@@ -290,7 +293,7 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _unread(lines: _Lines, quoted: re.Pattern[str], error: str) -> str:
-    """Message of a row that the parser cannot read: where the quote opens that does not close."""
+    """Message about a row that the parser cannot read: where the unclosed quote opens."""
     text = "".join(lines.of_row)
     place = next((found.start() for found in quoted.finditer(text) if found[1] is None), None)
     if place is None:

@@ -38,7 +38,7 @@ class RecordsSource(Source):
 
     @property
     def brings_negatives(self) -> bool:
-        """Always assumed: records tell when they are read."""
+        """Assumed true: only the records themselves show whether they have negatives."""
         return True
 
     def check(self, dataset: DatasetConfig) -> ResolvedDataset:
@@ -53,7 +53,7 @@ class RecordsSource(Source):
 
     @property
     def draws_by_seed(self) -> bool:
-        """Nothing is drawn anew."""
+        """Always false: the records are copied."""
         return False
 
     def convert(self, conversion: Conversion) -> list[Result]:
@@ -68,7 +68,7 @@ class RecordsSource(Source):
         return conversion.run("records", take, items)
 
     def held_out_folder(self) -> str | None:
-        """Folder of the held-out part that the earlier job left out; None: it held out nothing."""
+        """Folder of the held-out part that the earlier job excluded; None: it held out nothing."""
         return self._opened().held_out_folder
 
     def _opened(self) -> DatasetArtifact:
@@ -105,7 +105,7 @@ class TakeRecords:
     dataset: DatasetConfig
     held_out: HeldOut
     indexed: bool = False
-    """Whether an index of the rows is written."""
+    """Whether to write an index of the rows."""
 
     def __call__(self, item: PartItem) -> Result:
         """Report `parts`, counts and examples of rejected records."""

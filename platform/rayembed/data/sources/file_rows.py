@@ -1,4 +1,4 @@
-"""Sources of files, and what the conversion of a source is given."""
+"""Sources of files, and the inputs of a source's conversion."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ResolvedDataset:
-    """A data set whose source exists and has the columns that the settings name."""
+    """A data set with absolute paths, whose source exists and has the columns of its settings."""
 
     dataset: DatasetConfig
     """Settings with the source's paths resolved below the root."""
@@ -44,19 +44,20 @@ class ResolvedDataset:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a source makes the records of a data set with."""
+    """Inputs and functions that a source uses to make the records of a data set."""
 
     context: PipelineContext
     dataset: DatasetConfig
     files: Mapping[str, Sequence[FilePiece]]
     held_out: HeldOut
     writer: ArtifactWriter
-    """Writer of the folder, whose `parts_folder` takes the records."""
+    """Writer of the folder whose `parts_folder` gets the records."""
     indexed: bool = False
     """Whether held-out rows are chosen from the records: each task then writes a `RowIndex`."""
 
     def run(self, what: str, task: Task, items: Sequence[WorkItem]) -> list[Result]:
-        """Results of a task that makes records; those of an earlier try are reused.
+        """Run a task that makes records, and return its results; those of an earlier try are
+        reused.
 
         Args:
             what: names the task within the folder and in the log.
@@ -64,13 +65,15 @@ class Conversion:
         return self._run(self.writer.folder, what, task, items)
 
     def prepare(self, what: str, task: Task, items: Sequence[WorkItem]) -> list[Result]:
-        """Results of a task that only later tasks read; its files go into `working_folder`."""
+        """Run a task whose output only later tasks read, and return its results; its files go into
+        `working_folder`.
+        """
         return self._run(self.writer.working_folder, what, task, items)
 
     def forwarded(
         self, what: str, folder: str, results: Sequence[Result], num_buckets: int
     ) -> Buckets:
-        """Rows by bucket that tasks have written into `folder` and report as `scattered`."""
+        """Rows by bucket that tasks wrote into `folder` and reported as `scattered`."""
         from rayembed.data.engine.exchange import Buckets, forward
         from rayembed.data.engine.shuffle import Route
 
@@ -105,19 +108,19 @@ class Conversion:
 
 
 class FileRows(FileSource, Source):
-    """A source of files of which every row becomes records by itself.
+    """A source of files whose rows each become records independently.
 
     A member names its columns in `columns_read` and makes the `records` of a row.
     """
 
     columns_read: ClassVar[tuple[str, ...]] = ()
-    """Settings that name columns of the files at `path`, beside `language`."""
+    """Settings that name columns of the files at `path`, in addition to `language`."""
     takes_texts: ClassVar[bool] = False
-    """Whether files of texts are rows, each with the columns `id`, `title` and `text`."""
+    """Whether text files count as rows with the columns `id`, `title` and `text`."""
 
     @property
     def columns(self) -> dict[str, str]:
-        """Setting → its column of the files at `path`, if set."""
+        """Setting → the column of the files at `path` that it names."""
         named = ((name, getattr(self, name)) for name in (*self.columns_read, "language"))
         return {name: column for name, column in named if isinstance(column, str)}
 
@@ -128,11 +131,11 @@ class FileRows(FileSource, Source):
 
     @property
     def draws_by_seed(self) -> bool:
-        """Not where rows become records by themselves, without the job's seed."""
+        """Always false where rows become records independently of the job's seed."""
         return type(self).convert is not FileRows.convert
 
     def records(self, dataset: DatasetConfig, row: Row) -> list[Record]:
-        """Records of a row, most often one; `cells` and `record_of` help.
+        """Records of a row, usually one; `cells` and `record_of` help.
 
         Raises:
             RowError: there is none; the message is the reason, and counts rows in the manifest.
@@ -153,8 +156,8 @@ class FileRows(FileSource, Source):
         )
         return {name: tuple(listed(path)) for name, path in self.paths.items()}
 
-    def check_found(self, dataset: DatasetConfig, files: Mapping[str, Sequence[FilePiece]]) -> None:
-        """Check that the files have the columns that the settings name, each of them here.
+    def check_files(self, dataset: DatasetConfig, files: Mapping[str, Sequence[FilePiece]]) -> None:
+        """Check that each file has all the columns that the settings name.
 
         Raises:
             ConfigError: one has not, the message names the nearest column; or the files are those
@@ -184,28 +187,28 @@ class FileRows(FileSource, Source):
             check_columns(piece, columns, optional=optional)
 
     def check(self, dataset: DatasetConfig) -> ResolvedDataset:
-        """Find the files and check that they have the columns that the settings name."""
+        """Find the files and check their columns."""
         from rayembed.data.sources.unread import unread_columns
 
         files = self.find()
-        self.check_found(dataset, files)
+        self.check_files(dataset, files)
         told = {n: [[p.name, p.start, p.version] for p in ps] for n, ps in files.items()}
         unread = unread_columns(files["path"], self.columns_looked_up(dataset))
         return ResolvedDataset(dataset, fingerprint(told), files, unread)
 
     def columns_looked_up(self, dataset: DatasetConfig) -> list[str]:
-        """Columns of the files at `path` that are read, the one of held-out groups among them."""
+        """Columns to read from the files at `path`, including the one of held-out groups."""
         column = getattr(dataset.held_out, "column", None)
         return [*self.columns.values(), *([] if column is None else [column])]
 
     def convert(self, conversion: Conversion) -> list[Result]:
-        """Make the records of every piece on its own."""
+        """Make the records of every piece independently."""
         return self.convert_rows(conversion, partial(self.records, conversion.dataset))
 
     def convert_rows(
         self, conversion: Conversion, make: Callable[[Row], list[Record]]
     ) -> list[Result]:
-        """Make the records of every piece on its own, those of a row by `make`, which pickles."""
+        """Make the records of every piece independently, by a picklable function `make`."""
         from rayembed.data.sources.tasks import ConvertRows
 
         dataset, pieces = conversion.dataset, conversion.files["path"]
@@ -222,11 +225,12 @@ class FileRows(FileSource, Source):
 
 
 class NamedRows(FileRows):
-    """A source of files whose rows may have names of their own."""
+    """A source of files whose rows may have an id column."""
 
     id: Column | None = None
-    """Column of a row's name, by which equal rows are told and samples are drawn; None: the content
-    of the row names it."""
+    """Column of a row's id, which distinguishes equal rows and decides samples; None: the row's
+    content identifies it.
+    """
 
 
 def record_of(

@@ -48,11 +48,12 @@ _KINDS: dict[str, Kind] = {
     ".parquet": "parquet",
 }
 _TEXTS = (".txt", ".md")
-"""Endings of files that are one row each, of the kind `text`."""
+"""File endings of text files, each one row of the kind `text`."""
 _BYTES_PER_PIECE = 32 << 20
 _OPENED_AT_ONCE = 16
 _LEAST_BYTES = 32 << 10
-"""Bytes that a text counts for at least, since opening it takes as long; 1,024 are a piece."""
+"""Minimum size in bytes that a text counts for, since opening it takes as long; 1,024 are a piece.
+"""
 
 
 @dataclass(frozen=True)
@@ -66,30 +67,33 @@ class FilePiece:
     start: int = 0
     """First byte (a line belongs to the piece that it starts in) or first row group."""
     stop: int | None = None
-    """Byte or row group after the last; None means the end of the file."""
+    """Byte or row group after the last one; None means the end of the file."""
     first_row: int = 0
-    """Rows of a Parquet file before the first row group."""
+    """Number of rows of a Parquet file before the first row group."""
     size: int = 0
     """Size in bytes, uncompressed if the file records it."""
     version: str = ""
     """Version of the file: size and content hash (local), modification time (object storage) or
     blob (hub)."""
     delimiter: str | None = None
-    """Sign between cells; None: the kind's own."""
+    """Delimiter of cells; None: the kind's own."""
     encoding: str | None = None
     """Encoding of texts; None: UTF-8."""
     quotes: str | None = None
-    """What quotes are in CSV and TSV; None: it is found out."""
+    """Role of quotes in CSV and TSV; None: detected from the file."""
     origins: str | None = None
-    """Column with the rows' own origins; None if their position in the file is their origin."""
+    """Column with the original source of each row; None if their position in the file is their
+    origin.
+    """
     made: bool = False
-    """Whether a preparation step wrote the file, and writes it anew where it is gone; not one of a
-    user's."""
+    """Whether a preparation step wrote the file, and can write it again; false for a user's file.
+    """
     texts: tuple[tuple[str, str], ...] = ()
     """Path and name of each file of a piece of texts, of which `path` and `name` are the first."""
     states: tuple[str, ...] = field(default=(), repr=False, compare=False)
-    """State of each of its files when its version was made, by `state_of`; empty: nothing is known
-    that could change."""
+    """State of each file when its version was computed, by `state_of`; empty: nothing is known that
+    could change.
+    """
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -111,7 +115,9 @@ class _File:
     version: str
     """Version of the file; empty if it must be computed from the content."""
     state: str = ""
-    """State of the file before its version was made; empty: it cannot change, or has no version."""
+    """State of the file before its version was computed; empty: it cannot change, or has no
+    version.
+    """
 
 
 def list_pieces(
@@ -304,7 +310,7 @@ def _is_text(file: _File) -> bool:
 
 
 def _check_all_texts(path: str, files: Sequence[_File]) -> None:
-    """Raise when a folder of texts holds other files, of which nobody knows what they are for."""
+    """Raise when a folder of texts contains files of other kinds, whose purpose is unknown."""
     other = next((file.name for file in files if not _is_text(file)), None)
     if other is not None:
         text = next(file.name for file in files if _is_text(file))
@@ -317,7 +323,7 @@ def _check_all_texts(path: str, files: Sequence[_File]) -> None:
 
 
 def _pieces_of_texts(files: Sequence[_File]) -> list[FilePiece]:
-    """Pieces of consecutive files, each file a row."""
+    """Pieces of consecutive text files, each file a row."""
     sizes = [max(file.size, _LEAST_BYTES) for file in files]
     starts = _starts(sizes)
     pieces = []
@@ -342,7 +348,7 @@ def _states(files: Sequence[_File]) -> tuple[str, ...]:
 
 
 def _with_version(file: _File, *, versions: bool) -> _File:
-    """The file with its version, which stays empty where it is not told and not wanted."""
+    """Add the file's version; empty if it is neither listed nor requested."""
     if file.version or not versions:
         return file
     state = "" if is_unpacked(file.path) else state_of(file.path)

@@ -1,4 +1,4 @@
-"""What lies beside a path at which nothing is, for messages."""
+"""Error messages about missing paths, with similar names in the same folder."""
 
 import difflib
 import errno
@@ -11,7 +11,7 @@ NAMES_SHOWN = 8
 
 
 def missing(path: str) -> str:
-    """Why there is nothing at a path, and what lies beside it."""
+    """Explain why a path does not exist, with the names next to it."""
     here = Path(path).expanduser()
     if is_remote(path):
         return "no such file, folder or prefix"
@@ -33,17 +33,17 @@ def missing(path: str) -> str:
 
 
 def of_patterns(path: str) -> str:
-    """A word about signs that are patterns elsewhere; empty where the path has none."""
+    """Hint about characters that are wildcards in other tools; empty where the path has none."""
     meant = any(sign in path.partition("?")[0] for sign in "[]{}") or "?" in path
     return "; of patterns only * and ** are known, ? [] {} stand for themselves" if meant else ""
 
 
 def shown_names(names: Sequence[str]) -> str:
-    """The first names of a list, in words."""
+    """The first names of a list, as text."""
     more = ", …" if len(names) > NAMES_SHOWN else ""
     return ", ".join(names[:NAMES_SHOWN]) + more if names else "nothing"
 
 
 def hidden(name: str) -> bool:
-    """Whether a name, or a folder on the way to it, is one that nobody means to read."""
+    """Whether a name or one of its folders begins with `.` or `_`, as hidden files do."""
     return any(part.startswith((".", "_")) for part in name.split("/") if part)

@@ -48,12 +48,12 @@ class NLISource(FileRows):
 
     @property
     def brings_negatives(self) -> bool:
-        """Always: contradicting hypotheses."""
+        """Always true: contradicting hypotheses."""
         return True
 
     @property
     def draws_by_seed(self) -> bool:
-        """Nothing is drawn."""
+        """Always false: the conversion samples nothing."""
         return False
 
     def convert(self, conversion: Conversion) -> list[Result]:

@@ -56,7 +56,7 @@ class PairsSource(NamedRows):
 
     @property
     def columns(self) -> dict[str, str]:
-        """Setting → its column, if set; several of negatives are `negatives[0]`, …."""
+        """Setting → the column that it names; several of negatives are `negatives[0]`, …."""
         columns = super().columns
         if not isinstance(self.negatives, str):
             columns |= {f"negatives[{i}]": c for i, c in enumerate(self.negatives or ())}
@@ -64,7 +64,7 @@ class PairsSource(NamedRows):
 
     @property
     def brings_negatives(self) -> bool:
-        """Whether a column of negatives is named."""
+        """Whether the settings name a column of negatives."""
         return bool(self.negatives)
 
     @property

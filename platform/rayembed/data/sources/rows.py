@@ -34,13 +34,13 @@ _ROWS_AT_ONCE = 1024
 _FILES_LOOKED_AT = 64
 _UTF8 = "utf-8-sig"
 _OF_TEXTS = ("id", "title", "text")
-"""Columns of files of texts."""
+"""Columns of text files."""
 
 _ARRAY = re.compile(rb"\s*\[\s*(?:[\[{]|\Z)")
-"""Begin of an array of rows, or of a line of it."""
+"""Start of a JSON array of rows, or of one of its lines."""
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-"""Half of an escaped sign, or one without the other half."""
+"""Escaped surrogate, alone or as half of a pair."""
 
 _FRONT_MATTER = re.compile(r"---[ \t]*\n(.*?\n)??(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
 
@@ -52,11 +52,11 @@ class Row:
     origin: str
     values: Mapping[str, Any]
     json_lists: bool = False
-    """Whether cells hold no lists, so that a text that is a JSON list stands for one."""
+    """Whether cells cannot hold lists, so that a text with a JSON list counts as one."""
 
     @property
     def shown(self) -> Mapping[str, Any]:
-        """What messages show of it."""
+        """Text of the row for messages."""
         return self.values
 
 
@@ -112,7 +112,7 @@ def read_rows(piece: FilePiece, columns: Collection[str] | None = None) -> Itera
 
 
 def lines_of(content: bytes) -> list[str]:
-    r"""Lines of a text file, with the empty ones and without their ends.
+    r"""Lines of a text file without their line ends, including empty ones.
 
     A line ends at `\n` or `\r\n`, in files without either at `\r`. Other signs that Unicode
     calls line breaks, such as U+2028, are part of a text. A byte-order mark is none.
@@ -187,15 +187,17 @@ def _rows_to_check(piece: FilePiece, columns: Collection[str]) -> Iterator[Mappi
 
 
 def first_pieces(pieces: Sequence[FilePiece]) -> list[FilePiece]:
-    """The first piece of each file on this machine, of the first files where there are many; of
-    files elsewhere, which answer slowly, of the first one.
+    """First piece of each local file, limited to the first files where there are many; of files
+    elsewhere, which answer slowly, of the first one.
     """
     firsts = list({piece.path: piece for piece in reversed(pieces)}.values())[::-1]
     return firsts[: 1 if "://" in firsts[0].path else _FILES_LOOKED_AT]
 
 
 def _hint(setting: str, row: Mapping[str, Any], *, optional: bool) -> str:
-    """What to set: the name of a column, or the sign that parts what looks like several."""
+    """Hint about the setting to change: the name of a column, or the sign that parts what looks
+    like several.
+    """
     names = list(row)
     if len(names) == 1 and (signs := [sign for sign in ";\t|" if sign in names[0]]):
         at = f"{setting.rpartition('.')[0]}.delimiter"
@@ -283,7 +285,7 @@ def _read_jsonl(
 
 
 def _no_array(piece: FilePiece, lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """The lines, if they are not those of one array of rows.
+    """Pass the lines on, and raise if they form one array of rows.
 
     A row may be a list, also of lists or objects, but then it is whole and others follow.
     """
@@ -300,7 +302,7 @@ def _no_array(piece: FilePiece, lines: Iterator[tuple[int, bytes]]) -> Iterator[
 
 
 class _KeyTwiceError(ValueError):
-    """A JSON object has a key twice, of which all readers keep one."""
+    """A JSON object has a duplicate key, and readers would keep only one value."""
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -368,8 +370,8 @@ def _read_texts(piece: FilePiece, errors: tuple[type[Exception], ...]) -> Iterat
 
 
 def _without_front_matter(text: str) -> tuple[str, str]:
-    """Title in the YAML settings that some tools write above a text, empty without one, and the
-    text; what only looks like settings is text.
+    """Split a text into the title of its YAML front matter, empty without one, and its body; what
+    only looks like settings is text.
     """
     found = _FRONT_MATTER.match(text)
     if found is None:

@@ -25,7 +25,7 @@ NO_RULE = "no rule gives a pair"
 
 
 class StructureSource(NamedRows):
-    """A document in each row, or in each text file, which gives one pair: its title and body, a
+    """A document in each row or text file, from which one pair is made: its title and body, a
     heading and its section, or a sentence and the rest.
 
     Only one, so that no other row has the text of a held-out document.
@@ -44,15 +44,16 @@ class StructureSource(NamedRows):
     rules: SortedDict[PairRule, PositiveFloat] = Field(
         default={"title": 1.0, "heading": 1.0, "sentence": 1.0}, min_length=1
     )
-    """Rule → its weight, by which one is drawn of those that fit the document. `title`: title →
-    body. `heading`: title and heading (Markdown, wiki) → section. `sentence`: sentence → rest."""
+    """Rule → weight; one rule is drawn among those that apply to the document. `title`: title →
+    body. `heading`: title and heading (Markdown, wiki) → section. `sentence`: sentence → rest.
+    """
     min_words: PositiveInt = 5
-    """Fewest words of a sentence that is a query, and of every document."""
+    """Minimum number of words of a sentence used as query, and of every document."""
     seed: Seed = 0
-    """Seed of the draws, for each document by its text alone."""
+    """Seed of the draws, which otherwise depend on a document's text alone."""
 
     def records(self, dataset: DatasetConfig, row: Row) -> list[Record]:
-        """The record of a document.
+        """Make the record of a document.
 
         Raises:
             RowError: `NO_RULE`, or a cell that is empty or of another type.
@@ -78,7 +79,7 @@ class StructureSource(NamedRows):
 
 
 Pair = tuple[str, str]
-"""A query and the text that answers it."""
+"""A query and its answer."""
 
 _HEADING = re.compile(
     r"(?:#{1,6}[ \t]+(?P<hashes>.*?)[ \t]*#*|(?P<signs>={2,6})(?P<wiki>.+)(?P=signs))"
@@ -88,11 +89,13 @@ _WRAP = re.compile(r"(?<=[^\s.!?:。！？])[ \t]*\n(?=[^\W\d_])")
 
 
 _Rule = Callable[[str, str, int, int], Pair | None]
-"""Gives a document's pair, by title, text, seed and fewest words; None: it has none of the kind."""
+"""Function that makes a document's pair from title, text, seed and minimum words; None: it has none
+of the kind.
+"""
 
 
 def title_pair(title: str, text: str, seed: int, min_words: int) -> Pair | None:
-    """Title and body; without a title a first line that others follow. No draw is needed."""
+    """Pair of title and body; without a title, of the first line and the lines after it."""
     first, _, others = text.strip().partition("\n")
     headline = _heading(first) or first.strip()
     if not title:
@@ -106,7 +109,7 @@ def title_pair(title: str, text: str, seed: int, min_words: int) -> Pair | None:
 
 
 def heading_pair(title: str, text: str, seed: int, min_words: int) -> Pair | None:
-    """A drawn heading, after the title if there is one, and the section below it.
+    """Pair of a random heading, after the document's title if any, and the section below it.
 
     Headings are those of Markdown, `## History`, and of wikis, `== History ==`.
     """
@@ -123,7 +126,7 @@ def heading_pair(title: str, text: str, seed: int, min_words: int) -> Pair | Non
 
 
 def sentence_pair(title: str, text: str, seed: int, min_words: int) -> Pair | None:
-    """A drawn sentence and the rest of the text, from which all its repetitions are taken."""
+    """Pair of a random sentence and the rest of the text, without the sentence's repetitions."""
     whole = _unwrapped(text)
     total = len(words(whole))
     sentences = dict.fromkeys(split_sentences(whole))
@@ -144,7 +147,8 @@ RULES: Mapping[PairRule, _Rule] = {
 def draw_pair(
     title: str, text: str, weights: Mapping[PairRule, float], seed: int, min_words: int
 ) -> tuple[PairRule, Pair] | None:
-    """A rule, drawn by weight among those that fit the document, and its pair; None: none fits.
+    """Draw a rule by weight among those that apply to the document, and return its pair; None: none
+    fits.
 
     Args:
         title: empty for none.
@@ -194,7 +198,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _leaves_a_rest(sentence: str, whole: str, total: int, min_words: int) -> bool:
-    """Whether a sentence of a text with `total` words may ask for what is left without it."""
+    """Whether enough text remains without a sentence of a text with `total` words."""
     length = len(words(sentence))
     if _heading(sentence) is not None or length < min_words:
         return False

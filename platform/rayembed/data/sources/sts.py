@@ -65,9 +65,9 @@ class GradedSource(FileRows):
     second: Column = "sentence2"
     score: Column = "score"
     lowest: float = 0.0
-    """Score of a pair without anything in common; the similarity is 0 there."""
+    """Score of a pair without any common meaning; the similarity is 0 there."""
     highest: float = 5.0
-    """Score of a pair that means the same; the similarity is 1 there."""
+    """Score of a pair with the same meaning; the similarity is 1 there."""
 
     @model_validator(mode="after")
     def _is_a_scale(self) -> GradedSource:

@@ -25,7 +25,7 @@ from rayembed.errors import DataError
 _Made = TypeVar("_Made")
 
 _BYTES_OF_A_ROW = 1024
-"""Rows of a source are taken to have so many bytes until they are read."""
+"""Assumed size in bytes of a source's rows until they are read."""
 
 EXAMPLES_PER_ITEM = 3
 _EXAMPLES_SHOWN = 5
@@ -39,7 +39,7 @@ NOT_BAD = frozenset({HELD_OUT_TEXT, HELD_OUT_ROW})
 
 @dataclass(frozen=True)
 class HeldOutRows:
-    """Rows of one data set that are held out, known by their texts, wherever a row stands."""
+    """Held-out rows of one data set, identified by their texts."""
 
     documents: frozenset[int]
     """`normalised_hash` of the held-out documents."""
@@ -67,7 +67,7 @@ class HeldOut:
         return bool(self.texts) and any(map(self._has, (record.query, *record.positives)))
 
     def without_negatives(self, record: Record) -> tuple[Record, int]:
-        """The record without held-out negatives, and how many these were.
+        """Copy the record without held-out negatives, and count these.
 
         A row is worth more than one of its negatives: with seven of each and a tenth of the
         documents held out, half of all rows have a held-out one.
@@ -83,7 +83,7 @@ class HeldOut:
 
 
 _INDEX = "rows-"
-"""Begin of the name of an index of rows, whose piece's key follows."""
+"""Prefix of the file name of a row index, followed by the piece's key."""
 
 
 @dataclass
@@ -94,15 +94,15 @@ class RowIndex:
     """
 
     sizes: list[int] = field(default_factory=list)
-    """Records of each row."""
+    """Number of records of each row."""
     copied: list[int] = field(default_factory=list)
-    """`negatives_copied` of each row's first record, which parts do not have."""
+    """`negatives_copied` of each row's first record, which parts do not store."""
     groups: list[int] = field(default_factory=list)
     """`label_hash` of each row's cell in the column by which rows are held out."""
     queries: list[int] = field(default_factory=list)
     """`normalised_hash` of each row's query."""
     positives: list[int] = field(default_factory=list)
-    """Number of each row's positives."""
+    """Number of positives of each row."""
     documents: list[int] = field(default_factory=list)
     """`normalised_hash` of all positives, row by row."""
 
@@ -282,7 +282,7 @@ def group_of(row: Row | BadRow, column: str | None) -> str | None:
 def converted(
     piece: FilePiece, columns: Collection[str], make: Callable[[Row], _Made]
 ) -> Iterator[tuple[Row | BadRow, _Made | str]]:
-    """Each row of a piece with what is made of it, or with the reason why nothing is."""
+    """Convert each row of a piece; yields the row with its records or the reason to reject it."""
     for row in read_rows(piece, columns):
         if isinstance(row, BadRow):
             yield row, row.reason
@@ -293,7 +293,7 @@ def converted(
             yield row, str(problem)
 
 
-def told_of(results: Sequence[Result]) -> dict[str, Any]:
+def summary_of(results: Sequence[Result]) -> dict[str, Any]:
     """Manifest entries on rows and records, from results."""
     rows_in, made, rejected = add_up(results)
     examples = [example for result in results for example in result["examples"]]
@@ -312,7 +312,7 @@ def accept(dataset: DatasetConfig, told: Mapping[str, Any]) -> None:
     conversion.
 
     Args:
-        told: a manifest, or as much of it as `told_of` gives.
+        told: a manifest, or as much of it as `summary_of` gives.
     """
     rows_in, rows_out, rejected = told["rows_in"], told["records_made"], told["rejected"]
     path, tolerated = dataset.source.place, NOT_BAD | dataset.source.tolerated

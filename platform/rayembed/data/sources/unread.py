@@ -1,4 +1,4 @@
-"""Columns that no setting reads, with what to set where their names plainly say what they are."""
+"""Columns that no setting reads, with advice where their names match a setting."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -26,7 +26,7 @@ _ADVICE = {
         "out of the file, or take {at}.kind=nli; classes of texts are read by {at}.label"
     ),
 }
-"""What to do with columns that a setting could read."""
+"""Advice about columns that a setting could read."""
 
 
 def unread_columns(pieces: Sequence[FilePiece], read: Collection[str]) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ def _names(piece: FilePiece) -> list[str]:
 
 
 def _meant(source: Mapping[str, Any], unread: Collection[str]) -> dict[str, list[str]]:
-    """Setting of a source that could read them → the columns whose names plainly say so.
+    """Setting → unread columns whose names match it.
 
     Args:
         source: its settings; negatives `[]` are none on purpose.
@@ -72,7 +72,7 @@ def _meant(source: Mapping[str, Any], unread: Collection[str]) -> dict[str, list
 
 
 def check_unread(run: Run, dataset: DatasetConfig, unread: Collection[str]) -> None:
-    """Check that no stage asks for hard negatives which stand in an unread column.
+    """Raise when a stage needs hard negatives that are in an unread column.
 
     Raises:
         ConfigError: one does.

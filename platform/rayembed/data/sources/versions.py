@@ -1,4 +1,4 @@
-"""Versions of files, and whether a file is still the one that a job has looked at.
+"""Versions of files, and checks that a file is unchanged since it was listed.
 
 Folders of records are named by what their files held at the look. What is written to a file after
 that must not come in under the same name.
@@ -34,7 +34,7 @@ def version_of_texts(files: Sequence[tuple[str, str]]) -> str:
 
 
 def state_of(path: str) -> str:
-    """What changes whenever anyone writes to a file; of object storage its version."""
+    """State of a file that changes with every write; of object storage its version."""
     filesystem, inside = open_storage(path)
     if is_remote(path):
         return state_there(filesystem.get_file_info(inside))
@@ -50,7 +50,7 @@ def state_there(found: pyarrow.fs.FileInfo) -> str:
 def is_unchanged(
     path: str, texts: Sequence[tuple[str, str]], states: Sequence[str], version: str
 ) -> bool:
-    """Whether the files of a piece are what they were when they were listed.
+    """Whether the files of a piece are unchanged since they were listed.
 
     Where size, times or inode of a local file are others, as on a machine with a copy of its own,
     its content decides.

@@ -36,7 +36,7 @@ _LAST = "index.npz"
 TEXTS = ".texts.npy"
 
 _GIVEN = "given"
-"""File with vectors of a part's own negatives, with their texts' hashes beside it."""
+"""File with vectors of a part's own negatives, next to the hashes of their texts."""
 
 Texts = Literal["rows", "documents", "given"]
 """Texts of a part that are embedded: queries and positives of rows, the documents of a corpus, or
@@ -67,11 +67,11 @@ class PartTexts:
 
 
 class VectorFile(NamedTuple):
-    """A file of vectors, and what tells the texts of its rows."""
+    """A file of vectors, with the hashes of the texts in its rows."""
 
     path: str
     hashes: Callable[[], np.ndarray]
-    """Reads their (rows,) int64 hashes."""
+    """Function that reads the (rows,) int64 hashes of the texts."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,11 @@ class Vectors:
         return read_copied(self.path(part, "documents.npy"), _load)
 
     def has(self, part: Part, of: Texts = "rows") -> bool:
-        """Whether all files of some of the part's texts exist."""
+        """Whether all files for some of the part's texts exist."""
         return all(exists(self.path(part, name)) for name in _FILES_OF[of])
 
     def missing(self, parts: Sequence[Part], of: Texts = "rows") -> list[PartItem]:
-        """Parts of which vectors of some texts are missing."""
+        """Parts with incomplete vectors of some of their texts."""
         there = set(list_files(self.folder, recursive=False))
         return [
             PartItem(part)
@@ -128,7 +128,7 @@ class Vectors:
         return _load(self.path(part, f"{_GIVEN}.npy"))
 
     def file(self, name: str) -> VectorFile:
-        """The file that `save_file` wrote by that name."""
+        """Open the file that `save_file` wrote under a name."""
         path, texts = self.paths(name)
         return VectorFile(path, partial(load_array, texts))
 
@@ -137,7 +137,7 @@ class Vectors:
         return join(self.folder, f"{name}.npy"), join(self.folder, f"{name}{TEXTS}")
 
     def save_file(self, name: str, vectors: np.ndarray, hashes: np.ndarray) -> None:
-        """Write vectors of some texts, after their (rows,) int64 hashes."""
+        """Write vectors of texts, after the (rows,) int64 hashes of the texts."""
         path, texts = self.paths(name)
         save_array(texts, hashes)
         save_array(path, vectors)
@@ -188,7 +188,7 @@ class EmbedPart:
 def embed_parts(
     context: PipelineContext, dataset: str, parts: Sequence[Part], teacher: Teacher
 ) -> Vectors:
-    """Vectors of all parts; missing ones are computed on the cluster.
+    """Return the vectors of all parts; missing ones are computed on the cluster.
 
     Args:
         dataset: names the task in the log.
@@ -207,13 +207,15 @@ def embed_parts(
 
 _FEWEST_DOCUMENTS = 10
 _SAME = 1e-3
-"""Largest difference of equal vectors, relative to their largest component: that of float16."""
+"""Largest difference between vectors that count as equal, relative to their largest component: that
+of float16.
+"""
 
 
 def _warn_if_collapsed(
     dataset: str, teacher: Teacher, vectors: Vectors, parts: Sequence[Part]
 ) -> None:
-    """Warn where a teacher gives all documents of a part one vector, and so finds nothing."""
+    """Warn when a teacher gives all documents of a part the same vector."""
     for part in parts:
         documents = vectors.documents(part).astype(np.float32)
         if len(documents) < _FEWEST_DOCUMENTS or documents.shape[1] == 1:

@@ -1,4 +1,4 @@
-"""A worker's look at teachers' vectors: in files that are mapped, on this machine's disk.
+"""Lookup of teachers' vectors by a worker: in files that are mapped, on this machine's disk.
 
 Vectors in object storage are copied into the cache of assets first, once for each machine. U
 distinct texts of a step, T width of the teacher.
@@ -27,18 +27,19 @@ from rayembed.errors import ArtifactError, AssetError, DataError
 
 @dataclass(frozen=True)
 class TextIndex:
-    """Places of the vectors of N texts: 16 bytes a text."""
+    """Locations of the vectors of N texts: 16 bytes a text."""
 
     text_hash: np.ndarray
     """(N,) int64, ascending."""
     file: np.ndarray
-    """(N,) int32 number of the file."""
+    """(N,) int32 index of the file."""
     row: np.ndarray
     """(N,) int32 row in the file."""
 
     @classmethod
     def of(cls, files: Iterable[tuple[int, np.ndarray]]) -> "TextIndex":
-        """Index of files with the hashes of their rows; the first place of a text counts.
+        """Build the index of files from the hashes of their rows; the first occurrence of a text
+        counts.
 
         Args:
             files: number of each file and (rows,) int64 hashes.
@@ -53,15 +54,15 @@ class TextIndex:
         return cls(distinct, np.concatenate(numbers)[first], np.concatenate(rows)[first])
 
     def find(self, text_hash: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(n,) int64 places of texts in the arrays, and (n,) bool which of them are there."""
+        """(n,) int64 positions of texts in the arrays, and (n,) bool mask of those that exist."""
         if not len(self.text_hash):
             return np.zeros(len(text_hash), np.int64), np.zeros(len(text_hash), bool)
         places = np.searchsorted(self.text_hash, text_hash).clip(max=len(self.text_hash) - 1)
         return places, np.asarray(self.text_hash[places] == text_hash)
 
     def by_file(self, places: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Files that hold the vectors at these places: number, which of `places`, and their rows;
-        each file once.
+        """Group positions by the file that holds their vectors: number, which of `places`, and
+        their rows; each file once.
         """
         numbers = np.asarray(self.file[places])
         order = np.argsort(numbers, kind="stable")
@@ -71,11 +72,11 @@ class TextIndex:
 
     @classmethod
     def files(cls, name: str) -> list[str]:
-        """Names of the files of an index, one for each array."""
+        """File names of an index, one for each array."""
         return [f"{name}.{part}.npy" for part in cls.__dataclass_fields__]
 
     def save(self, folder: str, name: str) -> None:
-        """Write the arrays below a folder, as files that begin with a name."""
+        """Write the arrays as files below a folder, with a common prefix."""
         for file, array in zip(self.files(name), vars(self).values(), strict=True):
             save_array(join(folder, file), array)
 
@@ -86,7 +87,7 @@ class TextIndex:
 
     @classmethod
     def mapped(cls, folder: Path, name: str) -> "TextIndex":
-        """Map those in a folder on this machine's disk; raises as `load_array`."""
+        """Map the arrays in a folder on this machine's disk; raises as `load_array`."""
         return cls(*(map_array(folder / file) for file in cls.files(name)))
 
 
@@ -100,7 +101,9 @@ ROLES: tuple[Role, ...] = ("query", "document")
 
 _COPIED_AT_ONCE = 8
 _OPEN_FILES = 1024
-"""Most files that stay mapped: a process may map 65,530 of them, and not for itself alone."""
+"""Maximum number of memory-mapped files: a process may map 65,530 of them, and not for itself
+alone.
+"""
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ class TeacherVectorLookup:
 
     @classmethod
     def open(cls, folder: str) -> "TeacherVectorLookup":
-        """The vectors in a finished folder.
+        """Open the vectors in a finished folder.
 
         Raises:
             ArtifactError: there is none, or a broken one.
@@ -165,7 +168,7 @@ class TeacherVectorLookup:
 
     @cached_property
     def _data(self) -> Path:
-        """Folder on this machine that the files' paths begin from."""
+        """Folder on this machine that the files' paths are relative to."""
         data = root_of(self.folder)
         if not is_remote(data):
             return Path(open_storage(data)[1])

@@ -58,7 +58,7 @@ _READ_AT_ONCE = 32
 _FURTHER = "further"
 
 _ELSEWHERE = "elsewhere"
-"""Name of the index of documents whose vectors are copied."""
+"""Name of the index of documents whose vectors can be copied."""
 
 Chains = Mapping[str, Sequence[DatasetArtifact]]
 """Data set → the folders of its steps in order; the stage reads the last one."""
@@ -94,9 +94,7 @@ def make_store(
 
 
 def _is_whole(context: PipelineContext, store: DatasetArtifact) -> bool:
-    """Whether all of its files are there: those of vectors, and any that is broken, may be removed
-    alone.
-    """
+    """Whether all files exist; vector files may have been removed one by one, as after damage."""
     own = set(list_files(store.folder, recursive=False))
     if not own.issuperset(name for role in ROLES for name in TextIndex.files(role)):
         return False
@@ -201,9 +199,9 @@ class EmbedFurther:
 
     vectors: Vectors
     working: str
-    """Folder of the indexes of what there is."""
+    """Scratch folder with the indexes of existing vectors."""
     elsewhere: tuple[str, ...]
-    """Files that vectors of documents are copied from."""
+    """Files from which vectors of documents are copied."""
     config: Teacher
     num_negatives: int
     load: Callable[[Teacher, str, str], Encoder]
@@ -239,7 +237,7 @@ class EmbedFurther:
         return {**told, "left": num_left, **counts, **names}
 
     def _copied(self, hashes: np.ndarray, role: Role) -> tuple[np.ndarray | None, np.ndarray]:
-        """Vectors of texts, of which those stand elsewhere that the mask (n,) tells; None: none."""
+        """Copy the vectors of the texts in the mask (n,) from other files; None: none."""
         index = _loaded(self.working, _ELSEWHERE)
         places, there = index.find(hashes)
         if role != "document" or not there.any():
@@ -257,8 +255,8 @@ class EmbedFurther:
 def _embedded(
     context: PipelineContext, vectors: Vectors, chains: Chains, name: str, teacher: Teacher
 ) -> list[Part]:
-    """Parts with vectors of all queries and positives of a data set: those of the folder for which
-    the least is to be embedded, the latest of several.
+    """Parts with vectors of a data set's queries and positives: those of the folder for which the
+    least is to be embedded, the latest of several.
     """
     costs = [
         sum(item.part.rows for item in vectors.missing(folder.parts)) for folder in chains[name]
@@ -270,7 +268,7 @@ def _embedded(
 
 
 def _elsewhere(context: PipelineContext, vectors: Vectors, chains: Chains) -> list[VectorFile]:
-    """Files with vectors of documents that may be negatives: of what mining embedded, and of what
+    """Files with vectors of documents that can be negatives: of what mining embedded, and of what
     other stages, or other numbers of negatives, needed of the same parts.
     """
     folders = [folder for folders in chains.values() for folder in folders]
@@ -292,7 +290,7 @@ def _elsewhere(context: PipelineContext, vectors: Vectors, chains: Chains) -> li
 
 
 def further_name(part: str, role: Role, hashes: np.ndarray) -> str:
-    """Name of the file with vectors of texts that one of a part's own files lacks."""
+    """Name of the file with vectors of texts missing from a part's own files."""
     return f"{part}.{_FURTHER}-{role}-{xxhash.xxh3_64_hexdigest(hashes.tobytes())}"
 
 

@@ -43,7 +43,7 @@ class _Typed(Protocol):
 
 
 TeacherSettings = TypeVar("TeacherSettings", bound=_Typed)
-"""Of a teacher, or of a cross-encoder."""
+"""Settings of a teacher or a cross-encoder."""
 
 _TOKENS_PER_BATCH_GPU = 65_536
 _TOKENS_PER_BATCH_CPU = 4096
@@ -75,12 +75,12 @@ def load_teacher(
 
 
 def release_teacher() -> None:
-    """Forget the teacher that this process keeps loaded."""
+    """Release the teacher that this process keeps loaded."""
     _load.cache_clear()
 
 
 def embedding_settings(config: Teacher, weights: str) -> str:
-    """Hash of everything that decides a text's vector, in hexadecimal digits; `weights` is the
+    """Hash of all inputs that determine a text's vector, in hexadecimal digits; `weights` is the
     fingerprint of the weights.
     """
     prefixes = config.query_prefix, config.document_prefix
@@ -100,11 +100,12 @@ class TeacherLoader:
     """Loads an encoder from settings, weights fingerprint and device."""
     fingerprint: Callable[[str], str] = weights_of
     precision: Callable[[], Precision] = auto_precision
-    """Number type that the embedding machines compute fast; here a GPU's where there is one, as
-    `execute_here` embeds on it."""
+    """Fast number type of the machines that embed; here a GPU's where there is one, as
+    `execute_here` embeds on it.
+    """
 
     def settled(self, config: TeacherSettings) -> TeacherSettings:
-        """Settings with a fixed number type, so that all machines embed in the same one.
+        """Settings with a fixed number type, so that all machines embed in the same type.
 
         Says once in a process what `auto` became, and warns of a bfloat16 that is emulated.
         """
@@ -185,7 +186,7 @@ def _load(
 
 
 def narrow_linear_layers(model: torch.nn.Module) -> None:
-    """Cast linear layers to bfloat16, and what else is in float16 to float32, in place."""
+    """Cast linear layers to bfloat16, and other float16 weights to float32, in place."""
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
             module.to(torch.bfloat16)
@@ -195,7 +196,7 @@ def narrow_linear_layers(model: torch.nn.Module) -> None:
 
 
 def take_free_threads(what: str) -> None:
-    """Have torch compute with all cores of this process, as far as others leave them free.
+    """Set torch's threads to the free cores of this machine.
 
     Args:
         what: computes, for the line that says that there are fewer.

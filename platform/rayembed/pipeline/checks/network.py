@@ -51,6 +51,6 @@ def check_endpoints(datasets: Iterable[DatasetConfig], storage: str) -> None:
     """
     for dataset in datasets:
         at = f"data.datasets.{dataset.name}"
-        dataset.source.check_asked(f"{at}.source", storage)
+        dataset.source.check_endpoint(f"{at}.source", storage)
         for step in dataset.steps:
-            step.check_asked(f"{at}.{step.kind}", storage)
+            step.check_endpoint(f"{at}.{step.kind}", storage)

@@ -10,7 +10,7 @@ import xxhash
 from safetensors import SafetensorError
 from torch import Tensor
 
-from rayembed.assets.clients import asked_again
+from rayembed.assets.clients import read_with_retries
 from rayembed.assets.finite import check_finite
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import open_storage, read_bytes, unreadable, write_atomic
@@ -139,7 +139,7 @@ def read_header(path: str) -> dict[str, str]:
             return file.size(), length, file.read(min(length, _LONGEST))
 
     try:
-        there, length, content = asked_again(read)
+        there, length, content = read_with_retries(read)
         header = json.loads(content)
         metadata: dict[str, str] = header.pop("__metadata__", {})
         tensors = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)

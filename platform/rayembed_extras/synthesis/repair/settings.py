@@ -41,7 +41,7 @@ class Judge(Settings):
             AssetError, ArtifactError: one cannot; the message begins with its setting.
         """
 
-    def check_asked(self, setting: str, storage: str) -> None:
+    def check_endpoint(self, setting: str, storage: str) -> None:
         """Return when a model over the network can be asked, as far as this machine can tell.
 
         Args:
@@ -138,9 +138,9 @@ class RepairConfig(DataStep):
         """Check the judge's models."""
         self.judge.check(f"{setting}.judge")
 
-    def check_asked(self, setting: str, storage: str) -> None:
+    def check_endpoint(self, setting: str, storage: str) -> None:
         """Check that the judge can be asked."""
-        self.judge.check_asked(f"{setting}.judge", storage)
+        self.judge.check_endpoint(f"{setting}.judge", storage)
 
     def make(self, context: Any, dataset: Any, parent: Any, held_out: Any) -> Any:
         """Repair the records."""

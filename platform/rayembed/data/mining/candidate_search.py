@@ -1,4 +1,5 @@
-"""The search of mining: tasks that index shards of the corpus, search them, and measure recall.
+"""The candidate search of mining: tasks that index shards of the corpus, search them, and measure
+recall.
 
 Where a large corpus is searched by few units, each searches one shard after the other on as many
 workers, and the results are merged. They are those of one search bit for bit on a CPU, because
@@ -33,22 +34,24 @@ UNIT_QUERIES = 131_072
 takes to read the corpus at 6 GB/s, whatever the width of the vectors."""
 
 LARGE_SOURCE_UNITS = 1024
-"""Units beyond which they grow, up to `LARGEST_UNIT_QUERIES`: a billion queries would otherwise
-read a corpus of theirs for longer than they multiply."""
+"""Number of units above which units grow, up to `LARGEST_UNIT_QUERIES`: a billion queries would
+otherwise read a corpus of theirs for longer than they multiply.
+"""
 
 LARGEST_UNIT_QUERIES = 4 * UNIT_QUERIES
 """Queries of a unit of a very large source; they and their results (100 each, 768 dimensions) take
 1.4 GB in a process."""
 
 PARTS_OF_TEXTS = 4
-"""Fewest parts of queries for which candidates' texts are read together; see `parts_of_texts`."""
+"""Minimum number of parts whose candidates' texts are read together; see `parts_of_texts`."""
 
 UNITS = 32
-"""Units that small sources are cut into, about, as far as they have parts and the corpus shards."""
+"""Approximate number of units of a small source, as far as its parts and the corpus allow."""
 
 SHARD_DOCUMENTS = 8 * SHARD_STEP
-"""Fewest documents of a shard. The results of a unit in it (100 for each query, 12 bytes each,
-written and read) are then a fifth of the vectors that are read (768 dimensions), or less."""
+"""Minimum number of documents in a shard. The results of a unit in it (100 for each query, 12 bytes
+each, written and read) are then a fifth of the vectors that are read (768 dimensions), or less.
+"""
 
 
 @dataclass(frozen=True)
@@ -57,20 +60,20 @@ class Shard:
 
     first: int
     stop: int | None
-    """First id behind the shard; None: the last shard, to the end of the corpus."""
+    """First id after the shard; None: the last shard, to the end of the corpus."""
 
 
 @dataclass(frozen=True)
 class MiningCut:
-    """Units of consecutive parts, and the shards that each of them searches."""
+    """Division of mining into units of consecutive parts and shards of the corpus."""
 
     units: tuple[range, ...]
-    """Numbers of the parts of each unit."""
+    """Part numbers of each unit."""
     shards: tuple[Shard, ...]
 
 
 def cut_mining(rows: Sequence[int], documents: int, *, indexed: bool = False) -> MiningCut:
-    """Cut of parts of queries with so many rows, to be mined from so many documents.
+    """Divide parts of queries into units, and the documents of the corpus into shards.
 
     Args:
         documents: about; what a few less or more change is the size of the last shard.
@@ -99,7 +102,7 @@ def cut_mining(rows: Sequence[int], documents: int, *, indexed: bool = False) ->
 
 
 def parts_of_texts(parts: int) -> int:
-    """Parts of queries for which candidates' texts are read together, in a unit of so many.
+    """Number of parts whose candidates' texts are read together, given a unit's number of parts.
 
     The negatives of one part are spread over nearly all parts of a corpus, so that fewer would read
     all texts more often. With 7 negatives of a kilobyte, the texts of four parts take some 300 MB.
@@ -108,13 +111,13 @@ def parts_of_texts(parts: int) -> int:
 
 
 RECALL_QUERIES = 1024
-"""Queries by which recall is measured: a recall of 0.95 is told to a hundredth or better."""
+"""Number of queries by which recall is measured: a recall of 0.95 is measured to within 0.01."""
 
 _RECALL_PARTS = 16
-"""Parts that these queries are taken from."""
+"""Number of parts that these queries are sampled from."""
 
 _NEAREST = 10
-"""Best candidates whose recall is told beside that of all."""
+"""Number of best candidates whose recall is logged in addition to that of all."""
 
 
 @dataclass(frozen=True)
@@ -162,21 +165,21 @@ class CorpusSearch:
     """Search for the candidates of units of queries."""
 
     folder: str
-    """Scratch folder of indexes and of what is found in shards."""
+    """Scratch folder of indexes and of search results in shards."""
     files: CorpusFiles
     shards: tuple[Shard, ...]
     search: MiningSearch
     candidates: int
-    """Candidates k of each query."""
+    """Number k of candidates for each query."""
     seed: int
 
     @property
     def in_shards(self) -> bool:
-        """Whether shards are searched by tasks of their own, before `found`."""
+        """Whether separate tasks search the shards, before `search_unit`."""
         return len(self.shards) > 1 and not self.search.approximate
 
-    def found(self, unit: MineUnit, vectors: Vectors, device: str) -> list[TopK]:
-        """Candidates of each part of a unit by one teacher."""
+    def search_unit(self, unit: MineUnit, vectors: Vectors, device: str) -> list[TopK]:
+        """Search the candidates of each part of a unit by one teacher."""
         corpus = open_corpus(self.files)
         if self.in_shards:
             return self._merged(unit, vectors)
@@ -190,7 +193,7 @@ class CorpusSearch:
     def _merged(self, unit: MineUnit, vectors: Vectors) -> list[TopK]:
         best: TopK | None = None
         for number in range(len(self.shards)):
-            path = self.path_of_found(unit, number, vectors)
+            path = self.path_of_results(unit, number, vectors)
             loaded = load_arrays(path, remedy(path))
             found = loaded["scores"], loaded["ids"]
             best = found if best is None else merged_top_k(best, found)
@@ -199,7 +202,7 @@ class CorpusSearch:
         return list(zip(np.split(best[0], edges), np.split(best[1], edges), strict=True))
 
     def approximate(self, queries: Sequence[np.ndarray], vectors: Vectors) -> list[TopK]:
-        """Candidates of each block of queries in the indexes of all shards."""
+        """Search the candidates of each block of queries in the indexes of all shards."""
         shape = [(len(block), self.candidates) for block in queries]
         best: list[TopK] = [
             (np.full(one, -np.inf, np.float32), np.full(one, NO_RESULT)) for one in shape
@@ -216,8 +219,8 @@ class CorpusSearch:
                 best[place] = merged_top_k(best[place], (scores, ids))
         return best
 
-    def path_of_found(self, unit: MineUnit, shard: int, vectors: Vectors) -> str:
-        """Path of what a shard has for a unit."""
+    def path_of_results(self, unit: MineUnit, shard: int, vectors: Vectors) -> str:
+        """Path of the search results of a unit in a shard."""
         name = f"{unit.key}-{shard}-{file_name(vectors.folder)}.npz"
         return join(self.folder, "found", name)
 
@@ -246,7 +249,7 @@ class SearchShard:
                 of=(corpus.num_documents if shard.stop is None else shard.stop) - shard.first,
             )
             scores, ids = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
-            path = self.search.path_of_found(item.unit, item.shard, vectors)
+            path = self.search.path_of_results(item.unit, item.shard, vectors)
             save_arrays(path, scores=scores, ids=ids)
         return {}
 
@@ -279,7 +282,7 @@ class MeasureRecall:
         return {"recall": [self._of(item.parts, one, device) for one in self.teachers]}
 
     def _of(self, parts: Sequence[Part], vectors: Vectors, device: str) -> dict[str, Any]:
-        """Share of the exact candidates that are found, over a sample of the queries."""
+        """Recall: share of the exact candidates that are found, over a sample of the queries."""
         some = np.unique(np.linspace(0, len(parts) - 1, _RECALL_PARTS).astype(int))
         sample = []
         for part in (parts[number] for number in some if parts[number].rows):
