@@ -169,7 +169,11 @@ def test_a_process_that_hangs_is_replaced_and_a_unit_that_always_hangs_is_named(
     with pytest.raises(WorkerError, match=r"the unit -1 took longer .* in each of 3 processes"):
         made.extend(result["value"] for result in execute(Stops(tmp_path), units, "cpu"))
     assert made == [0, 1, 2, 3]
-    told = [r.getMessage() for r in caplog.records if "another one does it again" in r.getMessage()]
+    told = [
+        r.getMessage()
+        for r in caplog.records
+        if "another process repeats the unit" in r.getMessage()
+    ]
     named = Counter(
         text.partition(" took longer than placement.unit_seconds=6; ")[0] for text in told
     )

@@ -373,7 +373,7 @@ def test_rows_that_change_in_object_storage_are_told(place):
     (piece,) = list_pieces(join(place, "a.jsonl"))
     assert len(list(read_rows(piece))) == 1
     write_atomic(join(place, "a.jsonl"), b'{"query": "q"}\n{"query": "r"}\n')
-    with pytest.raises(DataError, match=r"'a\.jsonl' changed after this job had looked at it"):
+    with pytest.raises(DataError, match=r"'a\.jsonl' changed after this job listed it"):
         list(read_rows(piece))
 
 

@@ -127,7 +127,7 @@ DATA = {
     "folder of BEIR": (["{PATH}=beir"], ["in BEIR's layout", "source.kind=beir"]),
     "folder of other rows": (["{PATH}=mixed"], ["mixed/b.jsonl' has no such column"]),
     "folder of other files": (["{PATH}=strange"], ["b.pdf", "rename it or take it out"]),
-    "pattern": (["{PATH}={DIR}/*.csvv"], ["no file is named so"]),
+    "pattern": (["{PATH}={DIR}/*.csvv"], ["no file matches"]),
     "empty": (["{PATH}=empty.jsonl"], ["has 0 rows, none usable"]),
     "binary": (["{PATH}=binary.jsonl"], ["none usable", "not"]),
     "broken lines": (["{PATH}=broken.jsonl"], ["100 × not JSON", "max_rejected_share to 0.34"]),

@@ -149,7 +149,7 @@ def _orchard(folder, monkeypatch, points):
     ("point", "words"),
     [
         ("pick = no_such_module:PICK", "cannot be imported"),
-        ("train = orchard:PICK", "has the name 'train', which another has"),
+        ("train = orchard:PICK", "has the name 'train', which another member has"),
         ("pick = orchard:GROUP", "is no rayembed.jobs.table.Command"),
     ],
 )

@@ -119,7 +119,7 @@ CASES = [
     ("data.datasets.wiki-sentence.sample_share=1.5", "must be less than or equal to 1"),
     ("evaluation.own_sets.WikiSentenceRetrieval.name=WikiRelatednessSTS", "two own sets have"),
     ("evaluation.own_sets.WikiTopicClustering.experiments=0", "must be greater than 0"),
-    ("model.instruction_template={task}{instruction}", "may hold no braces but"),
+    ("model.instruction_template={task}{instruction}", "may have no braces except"),
     ("model.kind=biencoder", "setting 'model.backbone' is required"),
 ]
 

@@ -32,7 +32,7 @@ HELD_OUT = "evaluation.validation={data: {kind: held_out}, every_steps: 2}"
 CASES = {
     "warm-up": (
         [f"{STAGE}.optimizer.warmup_steps=7"],
-        "warmup_share=0.1 has no effect beside warmup_steps=7",
+        "warmup_share=0.1 has no effect with warmup_steps=7",
         [f"{STAGE}.optimizer.warmup_steps=7", f"{STAGE}.optimizer.warmup_share=null"],
     ),
     "in-batch": (

@@ -93,7 +93,7 @@ def test_a_member_that_is_not_installed_is_named_where_it_is_asked_for(
         ("pear = no_such_module:Pear", "package orchard adds 'pear'"),
         (f"pear = {HERE}:Plum", "cannot be imported"),
         (f"plum = {HERE}:Pear", "whose kind is another"),
-        (f"apple = {HERE}:Apple", "which another has"),
+        (f"apple = {HERE}:Apple", "which another member has"),
         (f"stone = {HERE}:Stone", "derives from"),
         (f"here = {HERE}:HERE", "is no class of settings"),
     ],

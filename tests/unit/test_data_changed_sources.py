@@ -88,7 +88,7 @@ def test_texts_of_a_folder_that_change_are_told(tmp_path):
     (piece,) = list_pieces(str(tmp_path), texts=True)
     assert len(list(read_rows(piece))) == 3
     (tmp_path / "1.txt").write_text("text 7")
-    with pytest.raises(DataError, match=r"changed after this job had looked at it"):
+    with pytest.raises(DataError, match=r"changed after this job listed it"):
         list(read_rows(piece))
 
 
@@ -101,5 +101,5 @@ def test_texts_of_benchmarks_that_change_are_told(name, tmp_path):
     (source,) = find_sources([name], str(tmp_path))
     assert list(read_texts(source)) == ["one"]
     write("two")
-    with pytest.raises(DataError, match=r"it changed since the job looked at it"):
+    with pytest.raises(DataError, match=r"it changed since the job listed it"):
         list(read_texts(source))

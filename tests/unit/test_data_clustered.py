@@ -498,7 +498,7 @@ def test_lineage_says_which_folder_is_gone(chain: tuple[Run, Path, BatchPlan], t
     finally:
         hidden.rename(mined)
     bare = BatchPlan(plan.folder, {**plan.manifest, "inputs": {}})
-    with pytest.raises(ArtifactError, match="does not tell what its data set 'other' was made of"):
+    with pytest.raises(ArtifactError, match="does not record the folders of its data set 'other'"):
         folders_of(bare)
 
 

@@ -268,7 +268,7 @@ def test_rows_are_held_out_by_a_list_of_ids(
     root = str(tmp_path)
     with caplog.at_level(logging.WARNING):
         made = prepare(tmp_path, {"pairs": pairs("pairs.jsonl", by_file)}, root=root)["pairs"]
-    assert "1 of the 13 values to hold out stand in no row's column 'id'" in caplog.text
+    assert "1 of the 13 values to hold out occur in no row of column 'id'" in caplog.text
     expected = {f"q {i}": {f"d {i}"} for i in range(12)}
     assert retrieval_set(made)[1] == expected
     same = prepare(tmp_path, {"pairs": pairs("pairs.jsonl", listed)}, root=root)["pairs"]

@@ -357,7 +357,7 @@ def test_errors_before_anything_is_written(tmp_path: Path, parts) -> None:
         write(target, bare, config(weights={"a": 1}, in_batch_negatives=False))
     many = {"a": parts_of(tmp_path / "many", records("a", 48, languages=5)), "b": parts["b"]}
     with pytest.raises(
-        DataError, match=r"one language .* none has so many rows \(in all: 'a' 48\)"
+        DataError, match=r"one language .* none has that many rows \(in all: 'a' 48\)"
     ):
         write(target, {"a": many["a"]}, config(weights={"a": 1}, policy="homogeneous"))
     settings = config(policy="clustered")

@@ -208,9 +208,9 @@ def test_a_loss_and_its_data_fit_each_other(monkeypatch) -> None:
     pairs = "data.datasets.pairs"
     graded = [f"{pairs}.source={{kind: graded, path: graded.jsonl}}", f"{pairs}.held_out=null"]
     mined = [f"{pairs}.mining={{teacher: one}}", "stages.finetune.batch.num_negatives=7"]
-    with pytest.raises(ConfigError, match="would take all for positives"):
+    with pytest.raises(ConfigError, match="would treat all as positives"):
         override(recipe, graded)
-    with pytest.raises(ConfigError, match="mining takes every pair for one of a query"):
+    with pytest.raises(ConfigError, match="mining treats every pair as a query"):
         override(recipe, [*graded, *mined])
     with pytest.raises(ConfigError, match="kind 'classes' cannot be held out"):
         override(recipe, [f"{pairs}.source={{kind: classes, path: x.jsonl}}"])
@@ -232,7 +232,7 @@ def test_a_loss_and_its_data_fit_each_other(monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("loss", "teacher", "words"),
     [
-        ("infonce", {}, "would take all for positives"),
+        ("infonce", {}, "would treat all as positives"),
         ("infonce", {"clusters": {"teacher": "nowhere", "batch_pairs": 4}}, "clusters=null"),
     ],
 )

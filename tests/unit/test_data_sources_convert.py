@@ -59,7 +59,7 @@ def test_patterns_folders_and_names_of_origins(tmp_path: Path) -> None:
     ]
     assert names(whole)[0] == "deep/er/train-9.jsonl"
     assert names(f"{whole}/test-0.jsonl") == ["test-0.jsonl"]
-    with pytest.raises(DataError, match=r"no file is named so; there is .*test-0.jsonl"):
+    with pytest.raises(DataError, match=r"no file matches; there is .*test-0.jsonl"):
         list_pieces(f"{whole}/dev-*.jsonl")
     with pytest.raises(DataError, match=r"no such file, and the folder .*nowhere' is not there"):
         list_pieces(f"{tmp_path}/nowhere/*.jsonl")

@@ -501,7 +501,7 @@ def test_repair_needs_negatives_and_positives() -> None:
         parse(DatasetConfig, values)
     assert parse(DatasetConfig, values | {"mining": {"teacher": "t"}}).repair is not None
     graded = {"kind": "graded", "path": "none"}
-    with pytest.raises(ConfigError, match="repair takes every pair"):
+    with pytest.raises(ConfigError, match="repair treats every pair"):
         parse(DatasetConfig, values | {"source": graded})
 
 

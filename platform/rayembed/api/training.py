@@ -89,8 +89,8 @@ class Trained:
         if self.run.evaluation.guard is None:
             raise ConfigError(
                 "take: this run has evaluation.guard=null, so that the trained model is kept; its "
-                "start lies beside it. Call the same train with settings={'evaluation.guard': {}} "
-                "for mixtures of the two"
+                "start is stored next to it. Call the same train with "
+                "settings={'evaluation.guard': {}} for mixtures of the two"
             )
         return trained_by(override(self.run, [f"evaluation.guard.take={float(share)!r}"]))
 

@@ -23,7 +23,7 @@ _ONE_AT_A_TIME = threading.Lock()
 in a SystemError now and then (CPython's issue 106905; seen with 3.11.7).
 """
 
-REMEDY = "Remove it and start the job again, which makes it anew"
+REMEDY = "Remove it and start the job again, which makes it again"
 
 
 def save_array(path: str, array: np.ndarray) -> None:

@@ -6,7 +6,7 @@ claim, listed the folder afterwards and saw no other. Whoever wrote later sees t
 two never have it, and no conditional writes are needed, which pyarrow does not offer; S3, GCS and
 file systems list what was written before. A job that sees another's claim takes its own away again.
 
-The holder writes its claim anew every `RENEWAL_SECONDS`. One that was not renewed for
+The holder rewrites its claim every `RENEWAL_SECONDS`. One that was not renewed for
 `LEASE_SECONDS`, by the clock of the storage, is over, and the next job removes it. A holder that
 could not renew (its machine slept, the storage was away) goes on if its claim is still there. If
 another job has removed it, the holder is ended at the next renewal, whether the other has the lease
@@ -153,7 +153,7 @@ class Lease:
                         *(self._what, other),
                         "its end is waited for"
                         if self._wait
-                        else f"whether it is alive is known in {LEASE_SECONDS:g} s at most",
+                        else f"within {LEASE_SECONDS:g} s it is clear whether it is alive",
                     )
                     told = True
             # Two that ask at the same time both step back, and come again at other times.
@@ -193,7 +193,7 @@ class Lease:
                 if away_since is None:
                     away_since = time.monotonic()
                     logger.warning(
-                        "the lease in %s cannot be renewed, which is tried again: %s",
+                        "the lease in %s cannot be renewed; the renewal is retried: %s",
                         *(self._folder, error),
                     )
                 continue

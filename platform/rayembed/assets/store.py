@@ -109,9 +109,7 @@ class Entry:
 
     @property
     def _remedy(self) -> str:
-        return (
-            f"Remove the folder {self.folder!r} and start the job again, which does the step anew"
-        )
+        return f"Remove the folder {self.folder!r} and start the job again, which repeats the step"
 
     @contextmanager
     def _lock(self) -> Iterator[None]:

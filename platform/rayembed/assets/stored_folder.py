@@ -116,8 +116,8 @@ class StoredFolder:
         for name, data in files.items():
             write_atomic(folder / name, data)
         logger.warning(
-            "%s has changed since this machine last wrote there, and so have files that lay here "
-            "and had not been copied (%s): the storage's are taken, those of here lie in %s",
+            "%s has changed since this machine last wrote there, and so have local files that "
+            "were not copied yet (%s): the storage's files are used, the local ones are in %s",
             self.place,
             ", ".join(sorted(files)),
             folder,

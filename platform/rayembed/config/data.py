@@ -114,8 +114,8 @@ class DatasetConfig(Settings):
         if self.source.is_graded and self.steps:
             wrong = self.steps[0].kind
             raise ValueError(
-                f"data set {self.name!r}: {wrong} takes every pair for one of a query and its "
-                f"positive, and pairs of the source kind {self.source.kind!r} may be dissimilar; "
+                f"data set {self.name!r}: {wrong} treats every pair as a query and its positive, "
+                f"and pairs of the source kind {self.source.kind!r} may be dissimilar; "
                 f"set {wrong}=null, or take the kind 'sts', which keeps similar pairs alone"
             )
         return self

@@ -52,8 +52,8 @@ def _of_stages(run: Run) -> Iterator[str]:
         optimizer, at = stage.optimizer, f"stages.{stage.name}"
         if optimizer.warmup_steps and optimizer.warmup_share:
             yield (
-                f"{at}.optimizer.warmup_share={optimizer.warmup_share} has no effect beside "
-                f"warmup_steps={optimizer.warmup_steps}, which goes before it"
+                f"{at}.optimizer.warmup_share={optimizer.warmup_share} has no effect with "
+                f"warmup_steps={optimizer.warmup_steps}, which overrides it"
             )
         if stage.batch.in_batch_negatives and not stage.loss.reads_in_batch:
             yield (

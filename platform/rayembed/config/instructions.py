@@ -76,7 +76,7 @@ def check_template(template: str) -> str:
         raise ValueError(f"{template!r} lacks '{{instruction}}'")
     rest = template.replace("{instruction}", "", 1)
     if "{" in rest or "}" in rest:
-        raise ValueError(f"{template!r} may hold no braces but those of one '{{instruction}}'")
+        raise ValueError(f"{template!r} may have no braces except one '{{instruction}}'")
     return template
 
 

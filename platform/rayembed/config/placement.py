@@ -359,7 +359,7 @@ def check_expert_parallel(model: ArchitectureConfig, placement: Placement) -> No
         )
     if workers % size:
         raise ValueError(
-            f"{asked} must divide placement.workers {workers}: each group of so many workers holds "
+            f"{asked} must divide placement.workers {workers}: each group of that many workers has "
             "all experts"
         )
     if placement.is_elastic:

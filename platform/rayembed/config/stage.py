@@ -136,7 +136,7 @@ class StageConfig(Settings):
         if offered is not None and (lost := [d for d in self.loss.dimensions if d not in offered]):
             raise ValueError(
                 f"stages.{self.name}.loss.dimensions learns {lost}, but model.dimensions "
-                f"{offered} lacks them, so that nobody could ask for such vectors; add them there"
+                f"{offered} lacks them, so users could not request such vectors; add them there"
             )
         for name in ("query_max_length", "document_max_length"):
             wanted, most = getattr(self, name), getattr(model, name)

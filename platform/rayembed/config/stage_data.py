@@ -26,8 +26,8 @@ def check_dataset(stage: StageConfig, dataset: DatasetConfig) -> None:
     if stage.batch.global_pairs == 1 and not hard:
         raise ValueError(
             f"stages.{stage.name}.batch.global_pairs is 1, and the data set {name!r} "
-            "has no negatives there: the only row of a batch has no other to be told "
-            "from, so its loss is always zero; set it to 2 or more, 64 is usual"
+            "has no negatives there: the only row of a batch has no other to compare "
+            "with, so its loss is always zero; set it to 2 or more, 64 is usual"
         )
     if stage.batch.policy == "clustered":
         _check_clusters(stage, dataset)
@@ -66,7 +66,7 @@ def check_similarity(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
     if graded and not wanted:
         raise ValueError(
             f"stage {stage.name!r}: pairs of the data set {graded[0]!r} are graded, dissimilar "
-            f"ones among them, and the loss {stage.loss.kind!r} would take all for positives; take "
+            f"ones among them, and the loss {stage.loss.kind!r} would treat all as positives; take "
             f"a loss over graded pairs, or set data.datasets.{graded[0]}.source.kind=sts"
         )
     # Records of an earlier job may be graded: that is known when they are read.

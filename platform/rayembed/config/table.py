@@ -113,7 +113,7 @@ class NamedTable(Generic[T]):
             problem = (
                 f"is no {self.base.__module__}.{self.base.__qualname__}"
                 if point.name not in found
-                else f"has the name {point.name!r}, which another has; give it one of its own"
+                else f"has the name {point.name!r}, which another member has; give it another"
             )
             raise ConfigError(f"{self.group}: {point.value} ({_package(point)}) {problem}")
         found[point.name] = member
@@ -183,7 +183,9 @@ def _add(table: SettingsTable, found: dict[str, type[Settings]], member: Any, to
         )
     kind = kind_of(member)
     if kind is None or kind in found:
-        problem = "has no kind" if kind is None else f"has the kind {kind!r}, which another has"
+        problem = (
+            "has no kind" if kind is None else f"has the kind {kind!r}, which another member has"
+        )
         raise ConfigError(f"{table.group}: {told} {problem}; give it one of its own")
     found[kind] = member
 

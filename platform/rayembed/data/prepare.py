@@ -175,7 +175,7 @@ def _check_teachers_take(dataset: DatasetConfig, records: DatasetArtifact) -> No
         step = dataset.steps[0].kind
         raise DataError(
             f"data set {dataset.name!r}: its records are graded pairs, which may be dissimilar, "
-            f"and {step} takes every pair for one of a query and its positive; set "
+            f"and {step} treats every pair as a query and its positive; set "
             f"data.datasets.{dataset.name}.{step}=null"
         )
 
@@ -194,6 +194,6 @@ def _check_grades(run: Run, prepared: Mapping[str, DatasetArtifact]) -> None:
                 raise DataError(
                     f"stage {stage.name!r}: records of the data set {dataset.name!r} are graded "
                     f"pairs, dissimilar ones among them, and the loss {stage.loss.kind!r} would "
-                    "take all for positives; take a loss over graded pairs (cosent), or prepare "
+                    "treat all as positives; take a loss over graded pairs (cosent), or prepare "
                     "them by a source of the kind sts, which keeps similar pairs alone"
                 )

@@ -91,9 +91,9 @@ def settled_gpu(
         return True
     if waits:
         raise PlacementError(
-            f"{setting}=auto goes by the nodes that are there, and {seen.text}; but with placement."
-            f"wait_for_nodes_seconds others may come: set {setting}=true to wait for GPUs, or "
-            "false to compute on CPUs"
+            f"{setting}=auto depends on the nodes that exist, and {seen.text}; but with "
+            f"placement.wait_for_nodes_seconds others may join: set {setting}=true to wait for "
+            "GPUs, or false to compute on CPUs"
         )
     if seen.problem:
         logger.warning("%s auto is false, though there is a GPU: %s", setting, seen.problem)

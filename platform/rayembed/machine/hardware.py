@@ -115,7 +115,7 @@ def auto_precision(device: str | None = None) -> Precision:
     """
     device = device or default_device()
     if device.startswith("cuda") and not torch.cuda.is_available():
-        return Precision("bfloat16", "there is no GPU here to ask, and all since Ampere compute it")
+        return Precision("bfloat16", "there is no GPU here to check; all since Ampere support it")
     if device.startswith("cuda"):
         name, capability = _gpu(device)
         version = ".".join(map(str, capability))

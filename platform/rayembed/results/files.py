@@ -236,7 +236,7 @@ def _check_weights(folder: Path, weights_fingerprint: str, *, trusted: bool) -> 
             "(rayembed evaluate), or say with --trust-results that they are its own"
         )
     logger.warning(
-        "the scores in %s are taken as those of the weights %s on your word (--trust-results): "
+        "the scores in %s are accepted for the weights %s because of --trust-results: "
         "their revision is %s",
         folder,
         weights_fingerprint,

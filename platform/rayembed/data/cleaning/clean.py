@@ -80,8 +80,8 @@ def clean(
             scores = averaged(parts, id_hash, keep)
         if len(scores):
             log.warning(
-                "data set %s: %d pairs stand in several rows with different scores; each is taken "
-                "once with their mean",
+                "data set %s: %d pairs occur in several rows with different scores; each is kept "
+                "once with the mean score",
                 *(name, len(scores)),
             )
         removed: list[dict[str, Any]] = []
@@ -112,7 +112,7 @@ def clean(
         dropped[NOT_DRAWN] = left - int(keep.sum())
         if dataset.num_samples is not None and left < dataset.num_samples:
             log.warning(
-                "data set %s: num_samples is %d, but there are only %d rows; all are taken",
+                "data set %s: num_samples is %d, but there are only %d rows; all are used",
                 *(name, dataset.num_samples, left),
             )
     dropped = {reason: count for reason, count in dropped.items() if count}

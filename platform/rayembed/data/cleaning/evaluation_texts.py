@@ -99,7 +99,7 @@ def read_texts(source: TextSource) -> Iterator[str]:
     if not texts:  # of a benchmark that is no matter: some of its tasks are about images alone
         log.warning(
             "cleaning.overlap.tasks: the mteb task %s has no texts in its evaluation splits; it "
-            "protects nothing",
+            "excludes nothing from training",
             source.name,
         )
 
@@ -159,7 +159,7 @@ def _texts_of_task(task: Any) -> Iterator[str]:
     if not columns:
         raise DataError(
             f"cleaning.overlap.tasks: the mteb task {task.metadata.name!r} of type "
-            f"{task.metadata.type!r} does not tell which of its columns hold texts; leave it out "
+            f"{task.metadata.type!r} does not state which of its columns hold texts; leave it out "
             "or give its texts as a file"
         )
     for split in _splits(task):
@@ -197,9 +197,9 @@ def _texts_of_file(source: TextSource) -> list[str]:
         else:
             texts = [text for text in _texts_of_rows(path) if isinstance(text, str)]
         if xxhash.xxh3_64_hexdigest(read_bytes(path)) != source.version:
-            raise ValueError("it changed since the job looked at it; start the job again")
+            raise ValueError("it changed since the job listed it; start the job again")
         if not any(map(has_content, texts)):
-            raise ValueError("there is no text in it, so it would protect nothing")
+            raise ValueError("it contains no text, so it would exclude nothing")
         return texts
     except StorageError:
         raise

@@ -115,9 +115,9 @@ def find_overlap(
         negatives.append(found + np.array([item.first, 0]))
     positions, removed = np.concatenate(gone), np.concatenate(negatives)
     contained = sum(int(result.get("contained", 0)) for result in results)
-    log.info("overlap %s: %d of %d rows go", name, len(positions), int(keep.sum()))
+    log.info("overlap %s: %d of %d rows are removed", name, len(positions), int(keep.sum()))
     if config.negatives:
-        log.info("overlap %s: %d negatives go from rows that stay", name, len(removed))
+        log.info("overlap %s: %d negatives are removed from kept rows", name, len(removed))
     examples = some(result.get("examples", []) for result in results)
     return FoundOverlap(RemovedRows(positions, examples), contained, removed)
 
@@ -153,7 +153,7 @@ def find_in_documents(
     counts = {reason: len(hashes) for reason, hashes in by_reason.items() if len(hashes)}
     hashes = np.sort(np.concatenate(list(by_reason.values())))
     log.info(
-        "overlap of documents %s: %d texts of %d documents are not mined",
+        "overlap of documents %s: %d texts of %d documents are excluded from mining",
         *(name, len(hashes), sum(part.rows for part in parts)),
     )
     return FoundDocuments(hashes, counts, some(result["examples"] for result in results))
@@ -179,7 +179,7 @@ def drop_overlap(working: str, name: str, config: Overlap, root: str, path: str)
     found = index.best([[text] for text in table["text"].to_pylist()])
     left = table.filter(pa.array([match is None for match in found], pa.bool_()))
     gone = len(table) - len(left)
-    log.info("overlap %s: %d of %d examples are not drawn", name, gone, len(table))
+    log.info("overlap %s: %d of %d class examples are removed", name, gone, len(table))
     content = parquet_bytes(left)
     new = join(working, f"left-{xxhash.xxh3_128_hexdigest(content)}.parquet")
     write_atomic(new, content)

@@ -160,8 +160,8 @@ def _warn_of_lone_rows(name: str, alone: int, rows: int) -> None:
     """Warn when most rows keep no negative in their batch and so give no training signal."""
     if alone > rows / 2:
         log.warning(
-            "clusters %s: the filter takes all other documents of the batch away from %d of %d "
-            "rows, which then teach nothing. Take another data.datasets.%s.clusters.teacher, a "
+            "clusters %s: the false-negative filter masks all other documents of the batch for %d "
+            "of %d rows, which learn nothing. Take another data.datasets.%s.clusters.teacher, a "
             "higher false_negative_margin, or larger clusters",
             *(name, alone, rows, name),
         )

@@ -56,12 +56,12 @@ def ray_pipeline_context(run: DataRun) -> PipelineContext:
 def _teachers_precision(placement: TeacherPlacement) -> Precision:
     """Fast number type of the machines that run teachers.
 
-    GPUs that are still to come are not asked.
+    GPUs that have not joined yet are not checked.
     """
     if placement.use_gpu and _gpus():
         return node_precision("cuda", {"CPU": 0, "GPU": _SOME_GPU})
     if placement.gpus:
-        return Precision("bfloat16", "GPUs are still to come, and all since Ampere compute it")
+        return Precision("bfloat16", "GPU nodes will join, and all GPUs since Ampere support it")
     return node_precision("cpu", {"CPU": 1})
 
 
@@ -80,8 +80,8 @@ def node_precision(device: str, wanted: Mapping[str, float]) -> Precision:
         ray.cancel(found)
         precision = auto_precision(device)
         logger.warning(
-            "no node had %s free for %d s to say which number type it computes fast; that of this "
-            "machine is taken: %s",
+            "no node had %s free for %d s to report its fast number type; the type of this machine "
+            "is used: %s",
             *(dict(wanted), _ANSWER_SECONDS, precision),
         )
     return precision

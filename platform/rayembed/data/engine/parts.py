@@ -181,7 +181,7 @@ def remedy(path: str) -> str:
     """Advice for an error about a missing or broken file of a preparation step or plan."""
     found = _FOLDER_OF_STEP.match(path)
     folder = found.group() if found else path.rpartition("/")[0]
-    return f"Remove the folder {folder!r} and start the job again, which does the step anew"
+    return f"Remove the folder {folder!r} and start the job again, which repeats the step"
 
 
 def read_records(path: str) -> list[Record]:

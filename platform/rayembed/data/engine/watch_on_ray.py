@@ -126,9 +126,9 @@ def too_late(name: str, seconds: float) -> str:
     """Error message for a unit that exceeded the time limit in every process."""
     return (
         f"the unit {name} took longer than placement.unit_seconds={seconds:g} in each of {TRIES} "
-        "processes, which were ended. Look at its file and at the storage that it is on (`py-spy "
-        "dump` shows where such a process stands); raise placement.unit_seconds if the unit needs "
-        "longer. The same command goes on from the units that are finished"
+        "processes, which were killed. Look at its file and its storage (`py-spy dump` shows "
+        "where such a process hangs); raise placement.unit_seconds if the unit needs "
+        "longer. The same command continues from the finished units"
     )
 
 
@@ -215,7 +215,7 @@ def _late(answer: Any, number: int) -> list[int]:
         found: list[int] = ray.get(answer)
     except ray.exceptions.RayError as error:
         # Work goes on without a watch.
-        log.warning("the watch over units of data work is away: %s", error)
+        log.warning("slow units are not watched, since the watch does not respond: %s", error)
         return [0] * number
     return found
 
@@ -278,7 +278,7 @@ def _pause(usual: float, limit_seconds: float) -> float:
 def _line(running: Sequence[Running], limit_seconds: float) -> str:
     oldest = ", ".join(f"{unit.name} for {duration(unit.seconds)}" for unit in running[:3])
     return (
-        f"{len(running)} units are at work; the longest: {oldest} (placement.unit_seconds is "
+        f"{len(running)} units are running; the longest: {oldest} (placement.unit_seconds is "
         f"{duration(limit_seconds)})"
     )
 
@@ -298,7 +298,7 @@ def _end(guard: Guard, unit: Running) -> None:
     if ended:
         log.warning(
             "the unit %s took longer than placement.unit_seconds=%g; its process %d on node %s is "
-            "ended and another one does it again",
+            "killed, and another process repeats the unit",
             *(unit.name, guard.limit_seconds, process, node[:8]),
         )
 

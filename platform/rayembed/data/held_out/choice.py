@@ -63,7 +63,7 @@ def choose(
     if len(found) < len(values):
         lost = len(values) - len(found)
         log.warning(
-            "data set %s: %d of the %d values to hold out stand in no row's column %r",
+            "data set %s: %d of the %d values to hold out occur in no row of column %r",
             *(dataset.name, lost, len(values), dataset.held_out.column),
         )
     chosen = HeldOutRows(frozenset(documents.tolist()), frozenset(queries.tolist()))

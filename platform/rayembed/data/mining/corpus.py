@@ -208,8 +208,8 @@ def open_corpus(files: CorpusFiles) -> CorpusIndex:
         needed, free = _BYTES_OF_A_DOCUMENT * documents, free_memory("cpu")
         if free < needed:
             raise PlacementError(
-                f"what miners know of {documents:,} documents takes {needed / 2**30:.1f} GiB of "
-                f"memory while it is made, once on each machine, and this one has "
+                f"the mining index of {documents:,} documents takes {needed / 2**30:.1f} GiB of "
+                f"memory while it is built, once on each machine, and this one has "
                 f"{free / 2**30:.1f} GiB free; mine on machines with more memory, or over fewer "
                 "documents (mining.pool, mining.corpus)"
             )

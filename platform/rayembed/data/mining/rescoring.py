@@ -51,7 +51,7 @@ def load_cross_encoder(config: CrossEncoder, weights: str, device: str = "cpu") 
     relative to the positive's score have a zero point.
 
     Args:
-        weights: fingerprint of the weights; others of the same name are loaded anew.
+        weights: fingerprint of the weights; other weights of the same name are loaded again.
 
     Raises:
         AssetError: the model is no cross-encoder, or gives more than one number for a pair.
@@ -85,7 +85,7 @@ def check_cross_encoder(folder: Path, reference: str) -> None:
         if not any(name.endswith("ForSequenceClassification") for name in names):
             raise AssetError(
                 f"{wrong}, of an architecture that ends in ForSequenceClassification; this one is "
-                f"{' or '.join(names) or 'of none that its config.json tells'}"
+                f"{' or '.join(names) or 'unknown, as its config.json names none'}"
             )
         if config.num_labels != 1:
             raise AssetError(

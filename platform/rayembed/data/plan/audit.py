@@ -250,8 +250,8 @@ def folders_of(plan: BatchPlan) -> dict[str, tuple[DatasetArtifact, ...]]:
     missing = sorted(set(plan.manifest["datasets"]) - set(inputs))
     if missing:
         raise ArtifactError(
-            f"the batch plan {plan.folder!r} does not tell what its data set {missing[0]!r} was "
-            "made of; only plans that `prepare` wrote do"
+            f"the batch plan {plan.folder!r} does not record the folders of its data set "
+            f"{missing[0]!r}; only plans that `prepare` wrote do"
         )
     storage = root_of(plan.folder)
     return {name: _chain(storage, name, str(found)) for name, found in inputs.items()}

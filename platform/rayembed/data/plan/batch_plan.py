@@ -66,7 +66,7 @@ class StepFiles:
             step
         }:
             raise ArtifactError(
-                f"the batch plan {path!r} does not hold step {step} where it must. {remedy(path)}"
+                f"the batch plan {path!r} lacks step {step} at its position. {remedy(path)}"
             )
         return table.drop_columns(["step", "slot"])
 

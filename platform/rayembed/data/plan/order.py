@@ -151,7 +151,7 @@ def usable_rows(
         counts = ", ".join(f"{name!r} {of.total}" for name, of in found.items())
         raise DataError(
             f"stage {config.key!r} fills each batch of {config.global_pairs} pairs from one "
-            f"language of one data set, and none has so many rows (in all: {counts}); lower "
+            f"language of one data set, and none has that many rows (in all: {counts}); lower "
             "batch.global_pairs, add rows or take policy 'blended'"
         )
     total = sum(usable.count for usable in found.values())
@@ -364,7 +364,7 @@ def _of_single_rows(
         names = sorted(str(_language(parts, of.first)) for of in small.values())
         log.warning(
             "stage %s: %d rows of %s are in languages with fewer rows than a batch of %d and "
-            "are out: %s",
+            "are left out: %s",
             *(config.key, rejected[SMALL_LANGUAGE], name, config.global_pairs, ", ".join(names)),
         )
     return UsableRows(

@@ -293,7 +293,7 @@ def _matching(path: str, names: Sequence[str], pattern: str | None) -> list[str]
     if not matching:
         shown = shown_names(sorted(visible))
         raise DataError(
-            f"there are no rows at {path!r}: no file is named so; there is {shown}"
+            f"there are no rows at {path!r}: no file matches; there is {shown}"
             f"{of_patterns(pattern)}"
         )
     return matching

@@ -101,8 +101,8 @@ def read_rows(piece: FilePiece, columns: Collection[str] | None = None) -> Itera
         if known and not is_unchanged(piece.path, piece.texts, known, piece.version):
             of = "a file of the texts from" if piece.texts else "the file"
             raise DataError(
-                f"rows {piece.path!r}: {of} {piece.name!r} changed after this job had looked at "
-                "it, and what is made of it would stand under the name of the former content. "
+                f"rows {piece.path!r}: {of} {piece.name!r} changed after this job listed it, "
+                "and its records would be stored under the name of the former content. "
                 "Start the job again, and let nothing write to the file while it runs"
             )
     except errors as error:

@@ -223,7 +223,7 @@ def _warn_if_collapsed(
         if np.abs(documents - documents[0]).max() <= _SAME * np.abs(documents).max():
             log.warning(
                 "data set %s: the teacher %r gives the same vector for all of %d different "
-                "documents, so that it tells none from another: a consistency filter lets every "
+                "documents, so it cannot distinguish them: a consistency filter lets every "
                 "row pass, and hard negatives are any documents. Take another teacher",
                 *(dataset, teacher.teacher, len(documents)),
             )

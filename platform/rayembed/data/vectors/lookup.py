@@ -145,7 +145,7 @@ class TeacherVectorLookup:
                     f"the vectors of the teacher {self.manifest['teacher']!r} in {self.folder!r} "
                     f"lack {int((~there).sum())} of {len(there)} {role} texts of a step; they were "
                     "made for other rows. Remove that folder and start the job again, which makes "
-                    "it anew"
+                    "it again"
                 )
             for number, some, rows in index.by_file(places):
                 found[wanted[some]] = self._mapped(role, number)[rows]

@@ -88,7 +88,7 @@ def make_store(
     if (found := writer.existing()) is not None:
         if _is_whole(context, found):
             return found
-        log.info("%s: files that it tells of are gone; they are made anew", found.folder)
+        log.info("%s: files that it lists are missing; they are made again", found.folder)
         remove_file(join(found.folder, MANIFEST))
     return writer.get_or_make(lambda: _make(context, writer, chains, num_negatives, teacher))
 
