@@ -62,7 +62,7 @@ def test_what_was_written_after_the_look_comes_under_no_name(name, change, tmp_p
     else:
         other = content(name, OTHERS)
         rewrite(path, other)
-    with pytest.raises(Exception, match=r"changed after this job had looked|cannot read the rows"):
+    with pytest.raises(Exception, match=r"changed after this job listed it|cannot read the rows"):
         make_records(context, looked_at, HeldOut())
     assert not list(tmp_path.glob("out/data/records/*/manifest.json"))
     # With the file as it was, all is made of that, and of nothing that was read meanwhile.

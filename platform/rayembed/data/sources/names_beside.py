@@ -35,7 +35,7 @@ def missing(path: str) -> str:
 def of_patterns(path: str) -> str:
     """Hint about characters that are wildcards in other tools; empty where the path has none."""
     meant = any(sign in path.partition("?")[0] for sign in "[]{}") or "?" in path
-    return "; the wildcards are * and **, while ? [] {} stand for themselves" if meant else ""
+    return "; only the wildcards * and ** are known, ? [] {} stand for themselves" if meant else ""
 
 
 def shown_names(names: Sequence[str]) -> str:
