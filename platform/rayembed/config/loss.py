@@ -44,9 +44,10 @@ class LossConfig(Settings):
     Nomic's code, so each further width increases the gradient.
     """
     precisions: Distinct[SmallPrecision] = ()
-    """Number types in which vectors are trained beside float32, at each width: queries and
-    documents are scored as a search in that type has them, with gradients passed straight through
-    the rounding. The losses are summed with equal weight, as those of `dimensions`."""
+    """Number types trained in addition to float32, at each width: queries and documents are scored
+    as a search in that type has them, with gradients passed straight through the rounding. The
+    losses are summed with equal weight, as those of `dimensions`.
+    """
 
     takes_candidates: ClassVar[bool] = True
     """Whether a query is compared with documents besides its positive, which must then exist."""

@@ -225,8 +225,9 @@ class MiningConfig(TeacherStep):
     rescoring: CrossEncoder | None = None
     """Cross-encoder that rescores candidates; None keeps the teacher's scores."""
     search: Search = _EXACT
-    """How candidates are found: exactly, or in an index that misses some of them, for corpora that
-    are too large for products of all queries with all documents."""
+    """Search method for candidates: exactly, or in an index that misses some of them, for corpora
+    that are too large for products of all queries with all documents.
+    """
 
     @property
     def draws_by_seed(self) -> bool:

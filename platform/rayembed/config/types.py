@@ -116,7 +116,7 @@ PlainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
-"""Seed of 32 bits, as numpy's generators take it."""
+"""Seed of 32 bits for numpy's generators."""
 
 UseGpu = bool | Literal["auto"]
 """Whether to compute on a GPU; `auto`: where the machines that will compute have one."""

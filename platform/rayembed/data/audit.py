@@ -1,4 +1,4 @@
-"""A page beside each finished folder that lets a person judge it: counts, plots, examples.
+"""Audit page of each finished folder, for judging it by eye: counts, plots, examples.
 
 All contents come from the manifest and the first part: a step shows a number, a table or examples
 by putting them into its manifest.

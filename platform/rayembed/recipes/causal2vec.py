@@ -31,7 +31,7 @@ ENCODER_LAYERS = ("query", "key", "value", "dense")
 
 
 def quickstart() -> Run:
-    """SmolLM2-135M beside all-MiniLM on Wikipedia summaries: minutes on two CPU cores.
+    """SmolLM2-135M with all-MiniLM as encoder on Wikipedia summaries: minutes on two CPU cores.
 
     Smaller than the paper's in every size, and without dropout in LoRA and hard negatives, which
     cost as much as they do in NV-Embed's quickstart. The learning rate is that of few steps.

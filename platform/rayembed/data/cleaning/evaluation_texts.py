@@ -199,7 +199,7 @@ def _texts_of_file(source: TextSource) -> list[str]:
         if xxhash.xxh3_64_hexdigest(read_bytes(path)) != source.version:
             raise ValueError("it changed since the job listed it; start the job again")
         if not any(map(has_content, texts)):
-            raise ValueError("it contains no text, so it would exclude nothing")
+            raise ValueError("there is no text in it, so it would exclude nothing")
         return texts
     except StorageError:
         raise

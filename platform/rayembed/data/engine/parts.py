@@ -16,7 +16,7 @@ from rayembed.data.hashes import label_hash
 from rayembed.data.records import Record
 
 ROWS_PER_PART = 8192
-"""Rows that one task converts, embeds or mines, unless there are very many: about 20 MB of text."""
+"""Number of rows of a part, about 20 MB of text; parts of very large data sets have more."""
 
 MANY_ROWS = 32 << 20
 """Number of rows from which parts grow; up to it there are at most 4,096 parts."""

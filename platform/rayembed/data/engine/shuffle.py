@@ -68,7 +68,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Route:
-    """How rows reach their bucket: directly, or over levels of coarser ones.
+    """Route of rows to their bucket: directly, or over levels of coarser ones.
 
     With as many tasks as buckets, both growing with the rows, a range of each file for each bucket
     would be ranges by the square of the rows. So a file is cut into at most `FAN_OUT` segments, and

@@ -230,7 +230,7 @@ def id_of(row: Mapping[str, Any]) -> str | None:
 
 
 _ById = Mapping[str, Mapping[str, Any] | None]
-"""Id → the row that has it; None: several rows have it, with different texts."""
+"""Id → its row; None: several rows have it, with different texts."""
 
 
 def _by_id(rows: Sequence[Mapping[str, Any]]) -> _ById:

@@ -207,8 +207,8 @@ class EmbedFurther:
     load: Callable[[Teacher, str, str], Encoder]
 
     def __call__(self, item: PartItem, device: str = "cpu") -> Result:
-        """Report, beside counts of rows, the name of the file of each role, empty where nothing was
-        `left`, how many texts were, and how many of them were `copied` or `embedded` now.
+        """Report row counts, and for each role the file, empty where nothing was `left`, and the
+        texts `copied` and `embedded`.
         """
         rows, records = item.part.rows, read_records(item.part.path)
         counts, names = {"copied": 0, "embedded": 0}, dict[str, str]()
