@@ -1,4 +1,4 @@
-"""An adaptation from its settings to an encoder that nomic-moe starts from."""
+"""Run an adaptation from its settings; the result is an encoder that nomic-moe starts from."""
 
 import logging
 import shlex
@@ -32,12 +32,12 @@ from rayembed_extras.adaptation.tables import corpus_table
 logger = logging.getLogger(__name__)
 
 ENCODER = "encoder"
-"""Name of the folder that a run leaves its encoder in."""
+"""Name of the encoder's folder within the run's folder."""
 
 
 @dataclass(frozen=True)
 class AdaptedEncoder:
-    """Encoder that an adaptation made."""
+    """The encoder that an adaptation trained."""
 
     run: Adaptation
     folder: str
@@ -47,7 +47,7 @@ class AdaptedEncoder:
 
 
 def adapt(run: Adaptation) -> AdaptedEncoder:
-    """Run an adaptation or resume it; return the encoder after its tables were printed.
+    """Run or resume an adaptation, print its tables and return the encoder.
 
     Everything that a user can get wrong is checked before a worker starts.
 
@@ -64,7 +64,7 @@ def adapt(run: Adaptation) -> AdaptedEncoder:
 def _adapt(
     run: Adaptation, folders: RunFolders, runtime: Runtime
 ) -> tuple[AdaptedEncoder, SequencePlan, bool]:
-    """The encoder, the plan of its training, and whether MLflow has everything."""
+    """Train the encoder; return it, its sequence plan and whether MLflow received everything."""
     run = as_begun(run, folders.local)
     if check_run_folder(folders.local, run, place=folders.storage):
         logger.info("run %s goes on in %s", run.name, folders.storage)
@@ -117,7 +117,7 @@ def _train(
 
 
 def _print(outcome: AdaptedEncoder, plan: SequencePlan, *, mlflow_complete: bool) -> None:
-    """Print what was drawn of each language, what came of it, and what to run next."""
+    """Print the sequences drawn of each language, the final metrics and the next command."""
     out = console(soft_wrap=True)
     out.print(corpus_table(plan.languages_told, outcome.metrics))
     if not mlflow_complete:

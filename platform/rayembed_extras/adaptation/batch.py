@@ -1,5 +1,5 @@
-"""One worker's input for one step of masked-language modelling, masked by seed, step and slot:
-independent of workers, micro-batches and earlier draws.
+"""Input of one worker for one step of masked-language modelling. Masks depend on seed, step and
+slot alone, not on workers, micro-batches or earlier draws.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class MaskedBatch:
     words: list[np.ndarray]
     """(b) arrays (n,) int32 of the original tokens at these positions."""
     language: np.ndarray
-    """(b,) int64 numbers of the plan's languages."""
+    """(b,) int64 index of each sequence's language in the plan."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class MaskedSteps:
     worker: int
     num_workers: int
     held_out: MaskingConfig | None = None
-    """Masking of held-out batches, whose masks do not depend on the number of steps."""
+    """Masking of held-out batches; their masks do not depend on the number of steps."""
 
     def __call__(self, step: int) -> MaskedBatch:
         """Batch of a step, or a held-out one.

@@ -1,4 +1,4 @@
-"""What an adaptation needs and computes, for estimates before it starts."""
+"""Memory, disk and computation of an adaptation, estimated before it starts."""
 
 import math
 
@@ -34,7 +34,7 @@ def adaptation_needs(run: Adaptation) -> dict[str, str]:
 
 
 def adaptation_size(run: Adaptation) -> ModelSize | None:
-    """Numbers of parameters, the head's too; None where the shape is not known here."""
+    """Parameter counts, including the head; None if the model's shape is not known here."""
     path = run.model.backbone.path
     settings = known_settings(path, "model.backbone.path")
     if settings is None:
@@ -45,7 +45,7 @@ def adaptation_size(run: Adaptation) -> ModelSize | None:
 
 
 def adaptation_work(run: Adaptation) -> Work | None:
-    """Count the encoder for each token, and the probabilities of words for each masked one."""
+    """Count operations: the encoder for each token, word probabilities for each masked token."""
     training, corpus, path = run.training, run.corpus, run.model.backbone.path
     size, settings = adaptation_size(run), known_settings(path, "model.backbone.path")
     if size is None or settings is None:

@@ -1,4 +1,4 @@
-"""Start and result of an adaptation: from a BERT-like encoder's folder to the adapted one."""
+"""Load the encoder that an adaptation starts from, and save the adapted one."""
 
 import dataclasses
 import os
@@ -33,8 +33,9 @@ from rayembed_extras.adaptation.settings import RotaryEncoderConfig
 from rayembed_extras.adaptation.vocabulary import MaskingVocabulary, vocabulary_of
 
 HEAD_FILE = "mlm_head.safetensors"
-"""File of the head beside an adapted encoder; a later adaptation continues from it, others ignore
-it."""
+"""File of the head next to an adapted encoder; a later adaptation continues from it, others ignore
+it.
+"""
 
 _FAMILIES: dict[str, dict[str, tuple[str, ...]]] = {
     "lm_head": {"dense": ("dense",), "layer_norm": ("layer_norm",)},
@@ -43,7 +44,9 @@ _FAMILIES: dict[str, dict[str, tuple[str, ...]]] = {
         "layer_norm": ("transform.LayerNorm", "transform.layer_norm"),
     },
 }
-"""Weight names of the head in RoBERTa and XLM-R, and in BERT and NomicBert, which differ in one."""
+"""Names of the head's weights in RoBERTa and XLM-R, and in BERT and NomicBert; they differ in one
+name.
+"""
 
 _INITIAL_STD = 0.02
 """Standard deviation of a fresh head's weights, BERT's initialisation."""
@@ -100,7 +103,7 @@ def empty_masked_language_model(
 
 
 def check_adaptable(folder: Path, config: RotaryEncoderConfig) -> MaskingVocabulary:
-    """Vocabulary of the folder, after checking without reading weights that it can be adapted.
+    """Return the vocabulary of the folder; check that it can be adapted, without reading weights.
 
     Raises:
         ArtifactError, ConfigError: as `load_masked_language_model`.

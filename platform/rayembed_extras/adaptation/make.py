@@ -54,7 +54,7 @@ _CHARACTERS_AT_ONCE = 1 << 21
 
 @dataclass(frozen=True)
 class MakeSequences:
-    """Task: make the sequences of a piece, those of a language in row order.
+    """Task: make the sequences of a piece, in row order within each language.
 
     A piece may have any size (for instance a compressed file): pending tokens are limited to one
     part. Only single texts are held whole.
@@ -98,7 +98,7 @@ class MakeSequences:
 
 
 def make_sequences(context: PipelineContext, run: Adaptation, found: FoundTexts) -> DatasetArtifact:
-    """Make or reuse the sequences of a set of texts; `languages` of the manifest has the counts.
+    """Make or reuse the sequences of a set of texts; counts by language are in the manifest.
 
     Raises:
         DataError: no usable text, or more bad rows than `source.max_rejected_share`.
@@ -204,7 +204,7 @@ def _tokenizer_in(folder: str) -> tuple[Any, MaskingVocabulary]:
 
 
 def prepare_sequences(run: Adaptation, context: PipelineContext) -> str:
-    """Folder of the finished plan; earlier results are reused.
+    """Make the sequences and their plan, or reuse earlier ones; return the plan's folder.
 
     Raises:
         ConfigError, DataError, AssetError: a source is missing, empty, has too many bad rows or

@@ -54,7 +54,7 @@ MASKED_ACCURACY = "masked_accuracy"
 HELD_OUT = "held_out"
 
 _TOLD = 3
-"""Figures that are not finite that an error names."""
+"""Number of non-finite metrics that an error lists."""
 
 _LANGUAGE = "language"
 """Entry of a micro-batch: (n,) int64 number of each masked token's language."""
@@ -62,9 +62,7 @@ _LANGUAGE = "language"
 
 @dataclass(frozen=True)
 class CollatedMasked:
-    """A worker's batch with its micro-batches on the CPU, in pinned memory where a GPU takes them;
-    all that a device gets of it is made here.
-    """
+    """Batch of one worker with its micro-batches on the CPU, in pinned memory if a GPU reads them."""
 
     step: int
     micro_batches: list[dict[str, Tensor]]
@@ -73,17 +71,17 @@ class CollatedMasked:
     masked: int
     """Masked tokens."""
     counts: Tensor
-    """(3,) float64: sequences, their tokens, and padding besides."""
+    """(3,) float64: sequences, their tokens, and padding tokens."""
     needed: Tensor
-    """(1, 3) int64: micro-batches, tokens of the largest, and masked tokens."""
+    """(1, 3) int64: number of micro-batches, tokens of the largest one, and masked tokens."""
 
 
 @dataclass(frozen=True)
 class MaskedLanguage(Objective):
-    """The words that stood where tokens are masked."""
+    """Objective that predicts the original words at masked positions."""
 
     languages: Sequence[str]
-    """Codes, of which batches have the places."""
+    """Language codes, which batches refer to by index."""
     masking: MaskingConfig
     vocabulary: MaskingVocabulary
     held_out: MaskingConfig | None = None
@@ -91,13 +89,13 @@ class MaskedLanguage(Objective):
     def batches(
         self, plan: SequencePlan, model: MaskedLanguageModel, stage: TrainLoopConfig, seed: int
     ) -> MaskedSteps:
-        """Builder of this worker's share of each batch."""
+        """Builder of this worker's slice of each batch."""
         return MaskedSteps(
             *(plan, self.masking, self.vocabulary, seed, rank(), world_size()), self.held_out
         )
 
     def source(self, plan: SequencePlan, step: int) -> str:
-        """The batch's languages."""
+        """Languages of the batch."""
         _, codes = plan.read(step, plan.slots(0, 1))
         return f"the languages {', '.join(sorted(set(codes)))}"
 
@@ -108,7 +106,7 @@ class MaskedLanguage(Objective):
         stage: TrainLoopConfig,
         settings: StepSettings,
     ) -> CollatedMasked:
-        """The batch in collated micro-batches."""
+        """Collate the batch into micro-batches."""
         return self._collated(batch, settings)
 
     def run_step(
@@ -172,8 +170,8 @@ class MaskedLanguage(Objective):
     def score(
         self, engine: nn.Module, batches: Iterable[MaskedBatch], settings: StepSettings
     ) -> dict[str, float]:
-        """Perplexity and share of masked words that are named, over all tokens of the batches and
-        of each language; all workers call it, each with its own share of the batches.
+        """Perplexity and accuracy on masked tokens, over all batches and for each language; every
+        worker calls it with its own slice of the batches.
 
         Raises:
             DataError: no token of the batches is masked.
@@ -236,7 +234,7 @@ class MaskedLanguage(Objective):
         )
 
     def _metrics(self, loss: Tensor, correct: Tensor, count: Tensor) -> dict[str, float]:
-        """Metrics over all tokens, and over those of each language that has any.
+        """Metrics over all tokens, and over the tokens of each language present.
 
         Args:
             loss, correct, count: (languages,) sums over masked tokens.
@@ -253,7 +251,7 @@ class MaskedLanguage(Objective):
 
 
 def _of_all_workers(ready: CollatedMasked, device: torch.device) -> tuple[int, int, int]:
-    """The largest number of micro-batches and of tokens of one, and the masked tokens of all.
+    """Maximum over all workers of micro-batches and tokens of one, and the sum of masked tokens.
 
     One worker knows them; several are told by their devices, at once.
     """
@@ -265,9 +263,9 @@ def _of_all_workers(ready: CollatedMasked, device: torch.device) -> tuple[int, i
 
 
 class HeldOutScores(Callback):
-    """Adds to the records of due steps what the model makes of the held-out batches, as
-    `held_out/masked_accuracy`, `held_out/perplexity` and the same of each language; a perplexity
-    that is not finite ends the run.
+    """Adds scores of the held-out batches to the records of due steps: `held_out/masked_accuracy`,
+    `held_out/perplexity`, and the same for each language. A perplexity that is not finite ends the
+    run.
 
     Args:
         every_steps: steps between two scores; None: the last step alone.
@@ -277,7 +275,7 @@ class HeldOutScores(Callback):
         self._every = every_steps
 
     def on_train_start(self, trainer: StageTrainer, step: int) -> None:
-        """Take note of the trainer."""
+        """Keep a reference to the trainer."""
         self._trainer = trainer
 
     def on_step_end(self, record: StepRecord) -> None:
@@ -334,7 +332,7 @@ class _Tally:
 
 @dataclass(frozen=True)
 class AdaptationJob(Job):
-    """An adaptation, as passed to every worker."""
+    """An adaptation job, as sent to every worker."""
 
     run: Adaptation
     plan_folder: str
@@ -368,7 +366,7 @@ class AdaptationJob(Job):
         return MaskedLanguage(plan.languages, run.masking, vocabulary, masking)
 
     def trainer(self, callbacks: Sequence[Callback], stream: Stream) -> StageTrainer:
-        """Trainer of this worker, which scores what is held out."""
+        """Trainer of this worker, with a callback that scores the held-out batches."""
         held_out = self.run.training.held_out
         scores = [] if held_out is None else [HeldOutScores(held_out.every_steps)]
         return super().trainer([*scores, *callbacks], stream)

@@ -64,7 +64,7 @@ _KIND = "sequences"
 _KEY = "adapt"
 
 _TOKENS_OF_A_TASK = 1 << 24
-"""Tokens that one task writes at their plan positions: 64 MiB."""
+"""Tokens at their plan positions that one task writes: 64 MiB."""
 
 
 @dataclass(frozen=True)
@@ -92,17 +92,17 @@ class SequencePlan:
 
     @property
     def held_out(self) -> range:
-        """Numbers of the batches that are held out, to be read as steps."""
+        """Step indices of the held-out batches."""
         return range(self.num_steps, self.num_steps + int(self.manifest["held_out"]))
 
     @property
     def global_sequences(self) -> int:
-        """Sequences of each step, over all workers."""
+        """Sequences in each step, over all workers."""
         return self.files.rows_per_step
 
     @property
     def fingerprint(self) -> str:
-        """Content hash in hexadecimal digits: every sequence at its place."""
+        """Content hash in hexadecimal digits; depends on every sequence and its position."""
         return str(self.manifest["fingerprint"])
 
     @property
@@ -112,7 +112,7 @@ class SequencePlan:
 
     @property
     def languages_told(self) -> list[dict[str, Any]]:
-        """Available and drawn sequences of each language, as recorded in the manifest."""
+        """Available and drawn sequences of each language, from the manifest."""
         told: list[dict[str, Any]] = self.manifest["languages"]
         return told
 
@@ -300,7 +300,7 @@ def _order(
     alpha: float,
     key: str,
 ) -> np.ndarray:
-    """(num_steps, G) int64 indices into the pool, of those given."""
+    """(num_steps, G) int64 indices into the pool, drawn from the given ones."""
     by_content = among[np.lexsort((among, pool.hash[among]))]
     numbers = np.unique(pool.language[among])
     of_language = [by_content[pool.language[by_content] == number] for number in numbers]
@@ -367,7 +367,7 @@ def _languages(
     held_out: np.ndarray,
     prepared: Mapping[str, DatasetArtifact],
 ) -> list[dict[str, Any]]:
-    """Available, drawn and held-out sequences of each language, with measured shares."""
+    """Available, drawn and held-out sequences of each language, with their actual shares."""
     rest = np.flatnonzero(~np.isin(pool.hash, pool.hash[held_out.ravel()]))
     sizes, left, drawn, kept = (
         np.bincount(pool.language[rows], minlength=len(pool.languages))

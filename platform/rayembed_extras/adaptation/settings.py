@@ -61,7 +61,7 @@ class TextsSource(FileSource):
 
 
 class TextsConfig(Settings):
-    """One set of texts of the corpus."""
+    """Settings of one set of texts of the corpus."""
 
     name: PlainName
     """Name, unique within the corpus; used in folder names."""
@@ -122,18 +122,20 @@ class MaskingConfig(Settings):
 
 
 class HeldOutWords(Settings):
-    """Sequences that no step trains on, whose masked words are scored while the training goes on.
+    """Sequences that are held out of training; their masked words are scored during the training.
 
     Their masks are drawn once, by the run's seed, so that scores of all steps are comparable, and
     those of runs that differ in neither these sequences nor this masking.
     """
 
     batches: PositiveInt = 4
-    """Number of batches of `training.global_sequences`, with the languages' shares of any batch."""
+    """Number of held-out batches of `training.global_sequences`, with the language shares of
+    training batches.
+    """
     masking: MaskingConfig = MaskingConfig()
-    """How they are masked, whatever the training's own masking is."""
+    """Masking of held-out sequences, independent of the training's own masking."""
     every_steps: PositiveInt | None = None
-    """Steps between two scores; None: the last step alone is scored. The last always is."""
+    """Steps between two scores; None: only the last step is scored. The last always is."""
 
 
 class MaskedTraining(Settings):
@@ -150,22 +152,22 @@ class MaskedTraining(Settings):
 
     @property
     def name(self) -> str:
-        """Name of its folder and its log lines."""
+        """Name of the stage's folder, also used in log lines."""
         return "adapt"
 
     @property
     def loss(self) -> None:
-        """None: the loss is that of the words."""
+        """None: the loss is the cross-entropy of the masked words."""
         return
 
     @property
     def global_rows(self) -> int:
-        """Sequences of a step."""
+        """Sequences in a step."""
         return self.global_sequences
 
     @property
     def row_name(self) -> str:
-        """Name of a row, in the plural."""
+        """Plural noun for rows in messages."""
         return "sequences"
 
     @model_validator(mode="after")
@@ -194,9 +196,10 @@ class Adaptation(NamedRun):
     masking: MaskingConfig = MaskingConfig()
     training: MaskedTraining
     placement: Placement = Placement()
-    """Placement as of a training run. Micro-batch gradients are accumulated, so the batch size is
-    independent of memory; the word probabilities of a micro-batch's masked tokens take
-    `micro_batch_tokens` · `masking.probability` · vocabulary size · 4 bytes, twice."""
+    """Placement of the adaptation, as for a training run. Micro-batch gradients are accumulated, so
+    the batch size is independent of memory; the word probabilities of a micro-batch's masked tokens
+    take `micro_batch_tokens` · `masking.probability` · vocabulary size · 4 bytes, twice.
+    """
 
     @model_validator(mode="after")
     def _workers_share(self) -> "Adaptation":
@@ -217,12 +220,12 @@ class Adaptation(NamedRun):
 
     @property
     def total_steps(self) -> int:
-        """Number of steps."""
+        """Number of training steps."""
         return self.training.steps
 
     @property
     def stage_names(self) -> tuple[str, ...]:
-        """Name of its only stage."""
+        """Name of the only stage."""
         return (self.training.name,)
 
     def identity(self, write: Callable[[str], str] | None = None) -> dict[str, Any]:

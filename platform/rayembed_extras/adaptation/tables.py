@@ -1,4 +1,4 @@
-"""Tables of an adaptation: what it needs, and what was drawn of each language."""
+"""Tables of an adaptation: estimated needs, and the sequences drawn of each language."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
@@ -9,7 +9,7 @@ from rayembed_extras.adaptation.settings import Adaptation, TextsSource
 
 
 def print_adaptation(run: Adaptation, *, out: TextIO, tables: TextIO) -> None:
-    """Write the run as YAML to `out` and what it would need to `tables`; see `print_dry_run`.
+    """Write the run as YAML to `out` and its estimated needs to `tables`; see `print_dry_run`.
 
     Raises:
         ConfigError, ArtifactError: the model cannot be built as configured.

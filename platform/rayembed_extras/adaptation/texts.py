@@ -1,4 +1,4 @@
-"""Reading of a corpus: locations, and each text with its language or a rejection reason."""
+"""Locate the texts of a corpus and read each text with its language or a rejection reason."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -52,6 +52,8 @@ def vocabulary_of(pretrained: Any, where: str) -> MaskingVocabulary:
 
 
 def tokens_fingerprint(pretrained: Any) -> str:
-    """Fingerprint of everything that decides a text's tokens; twelve hexadecimal digits."""
+    """Fingerprint of all settings of a tokenizer that affect a text's tokens; twelve hexadecimal
+    digits.
+    """
     told = [without_settings(pretrained).backend_tokenizer.to_str(), *pretrained.all_special_ids]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:12]

@@ -1,5 +1,5 @@
-"""Streaming writer of token sequences: packs texts into sequences of bounded length and writes
-Parquet parts as they fill, with bounded memory.
+"""Packs texts into sequences of bounded length and writes them as Parquet parts with bounded
+memory.
 """
 
 from collections import Counter
@@ -45,7 +45,7 @@ class SequenceWriter:
         self._tokens = 0
 
     def take(self, language: str, texts: Sequence[np.ndarray]) -> None:
-        """Append texts, (n,) int32 ids each without special tokens, to those of the language."""
+        """Append texts, (n,) int32 ids each without special tokens, to the texts of the language."""
         counts = self.languages.setdefault(language, Counter())
         counts["texts"] += len(texts)
         counts["tokens"] += sum(map(len, texts))
@@ -61,8 +61,8 @@ class SequenceWriter:
         self._keep(language, made)
 
     def finish(self) -> Result:
-        """Write the rest; `rows_out`, `parts`, and texts, tokens and sequences of each of
-        `languages`.
+        """Write the pending sequences; return `rows_out`, `parts`, and texts, tokens and sequences
+        of each of `languages`.
         """
         for language, rest in self.rest.items():
             self._keep(language, [with_special_tokens(rest, self.vocabulary)] if len(rest) else [])
@@ -93,7 +93,7 @@ class SequenceWriter:
 
 
 def _write(folder: str, sequences: Mapping[str, Sequence[np.ndarray]]) -> tuple[str, int]:
-    """Write a part with the sequences, sorted by language code; its name and rows.
+    """Write a part with the sequences, sorted by language code; return its name and number of rows.
 
     Idempotent.
     """
@@ -161,5 +161,5 @@ def with_special_tokens(ids: np.ndarray, vocabulary: MaskingVocabulary) -> np.nd
 
 
 def token_budget(vocabulary: MaskingVocabulary, length: int) -> int:
-    """Maximum number of text tokens in a sequence, besides special ones."""
+    """Maximum number of text tokens in a sequence, without special tokens."""
     return length - len(vocabulary.prefix) - len(vocabulary.suffix)

@@ -1,4 +1,4 @@
-"""AIR-Bench's versions among the benchmarks of an evaluation."""
+"""AIR-Bench's versions as benchmarks of an evaluation."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -15,17 +15,19 @@ if TYPE_CHECKING:
     from rayembed_extras.air_bench.job import AirBenchJob
 
 _FOLDER = "air-bench"
-"""Folder of all its files in the storage."""
+"""Folder of all AIR-Bench files in the storage."""
 
 
 @dataclass(frozen=True)
 class AirBench:
-    """A version. Methods import what they need: its name is read where mteb is not loaded."""
+    """A version of AIR-Bench. Methods import what they need: its name is read where mteb is not
+    loaded.
+    """
 
     name: Version
 
     def jobs(self, run: EvaluationRun) -> "list[AirBenchJob]":
-        """A job for each data set in the run's languages.
+        """Create a job for each data set in the run's languages.
 
         Raises:
             ConfigError: there is none.
@@ -35,14 +37,14 @@ class AirBench:
         return air_bench_jobs(self.name, _folder(run), run.languages)
 
     def keep(self, run: EvaluationRun, done: "Sequence[Done]") -> None:
-        """Write the table of dev scores, where there are any."""
+        """Write the table of dev scores, if there are any."""
         from rayembed_extras.air_bench.scores import write_dev_scores
 
         if _has_dev(done):
             write_dev_scores(_folder(run), self.name, _retriever(done))
 
     def scores(self, run: EvaluationRun, done: "Sequence[Done]") -> Mapping[str, float]:
-        """Main scores of the dev splits that are done."""
+        """Main scores of the finished dev splits."""
         from rayembed_extras.air_bench.scores import read_dev_scores
 
         if not _has_dev(done):
@@ -51,7 +53,7 @@ class AirBench:
         return {name: score for name, score in found.items() if score is not None}
 
     def report(self, run: EvaluationRun, done: "Sequence[Done]") -> list[str]:
-        """Dev scores, and how to submit the rest."""
+        """Print dev scores, and how to submit the test splits."""
         from rayembed_extras.air_bench.scores import dev_file, dev_markdown, read_dev_scores
 
         finished = [one for one in done if one.outcome is not None]
@@ -90,7 +92,7 @@ def _has_dev(done: Sequence[Any]) -> bool:
 
 
 def _retriever(done: "Sequence[Done]") -> str:
-    """Name of the model in the results, of which at least one is there."""
+    """Name of the model in the results; at least one result exists."""
     from rayembed_extras.air_bench.job import AIR_BENCH_RESULT
 
     outcomes = (one.outcome for one in done if one.outcome is not None)
@@ -98,7 +100,7 @@ def _retriever(done: "Sequence[Done]") -> str:
 
 
 def _set_storage(run: EvaluationRun) -> str:
-    """The option that names the storage in a further command; empty for the default."""
+    """Option that names the storage in a suggested command; empty for the default."""
     storage = run.placement.storage_path
     default = EvaluationPlacement().storage_path
     if storage in (default, str(Path(default).absolute())):

@@ -1,4 +1,4 @@
-"""The data sets of AIR-Bench by version, and where they lie on the hub.
+"""The data sets of AIR-Bench by version, and their repositories on the hub.
 
 `catalogue.csv` has a row for each split with its published size. 24.04 has 28 data sets, all with
 a test split. 24.05 has 69, of which 58 have a dev split and 64 a test split: a long document has
@@ -25,12 +25,12 @@ VERSIONS: tuple[Version, ...] = get_args(Version)
 
 _ORGANISATION = "AIR-Bench"
 _WITHOUT_SPLIT_NAMES: Version = "AIR-Bench_24.04"
-"""The version that has only one split and does not name it on the hub."""
+"""The version that has only one split and no split name on the hub."""
 
 
 @dataclass(frozen=True)
 class AirBenchDataset:
-    """A corpus with the queries of its splits."""
+    """An AIR-Bench data set: a corpus with the queries of its splits."""
 
     version: Version
     task: Task
@@ -101,7 +101,7 @@ def air_bench_datasets(
     languages: Sequence[str] = (),
     splits: Sequence[str] = (),
 ) -> tuple[AirBenchDataset, ...]:
-    """Data sets of a version, with the splits that are wanted, in the catalogue's order.
+    """Data sets of a version, with the requested splits, in the catalogue's order.
 
     Args:
         tasks: `qa`, `long-doc`; none: both. So with the others: none means all.

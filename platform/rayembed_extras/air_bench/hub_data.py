@@ -38,7 +38,7 @@ class AirBenchData:
     corpus: Dataset
     queries: Mapping[Split, Dataset]
     revision: str
-    """Commit of the repository; empty for data that were found in the cache without the hub."""
+    """Commit of the repository; empty for cached data when the hub was not reached."""
 
 
 def load_data(dataset: AirBenchDataset, cache: str | None = None) -> AirBenchData:
@@ -121,7 +121,7 @@ def _load(repository: str, version: str, cache: str | None) -> _Configuration:
 
 
 def _commit(repository: str) -> str:
-    """The commit that the repository is at; empty where the hub cannot be reached.
+    """Commit of the repository; empty if the hub cannot be reached.
 
     Raises:
         AssetError: the repository is not there or not for us.
@@ -140,7 +140,7 @@ def _commit(repository: str) -> str:
 
 
 def _columns(found: _Configuration, split: str, columns: tuple[str, ...]) -> Dataset:
-    """Read some columns of a split, which has them and is not empty."""
+    """Read some columns of a split; they must exist and have rows."""
     if split not in found.splits:
         raise DataError(
             f"{found.where} has no split {split!r} but {', '.join(found.splits)}. {_CHANGED}"
@@ -171,7 +171,7 @@ def _texts(found: _Configuration, split: str) -> Dataset:
 
 
 def _column(dataset: Dataset, name: str) -> pyarrow.ChunkedArray:
-    """A whole column, still in its file."""
+    """A whole column, memory-mapped."""
     return dataset.data.table.column(name)
 
 

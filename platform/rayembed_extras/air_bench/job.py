@@ -1,4 +1,4 @@
-"""Searching one AIR-Bench data set: a picklable piece of an evaluation.
+"""Search one AIR-Bench data set: a picklable part of an evaluation.
 
 One job does all splits of a data set. They share the corpus, which is most of the work, and so it
 is indexed and searched once, for the queries of all splits together.
@@ -22,12 +22,12 @@ AIR_BENCH_RESULT = "air_bench_result"
 """Key of the outcome of `AirBenchJob.run`."""
 
 _BATCH = 1024
-"""Texts that are handed to the model at once, for models that do not choose it themselves."""
+"""Number of texts passed to models that do not choose their own batch size."""
 
 
 @dataclass(frozen=True)
 class AirBenchJob:
-    """Makes the result files of a data set, and scores its dev split if it has one."""
+    """Writes the result files of a data set, and scores its dev split if it has one."""
 
     dataset: AirBenchDataset
     """Data set, with the requested splits."""
@@ -47,7 +47,7 @@ class AirBenchJob:
         return self.dataset.num_documents + sum(self.dataset.num_queries.values())
 
     def finished(self, meta: ModelMeta) -> bool:
-        """Whether all splits have results of this model, so that `run` would not embed a text.
+        """Whether all splits have results of this model, so that `run` has nothing to embed.
 
         Raises:
             ArtifactError: the results there are of another model or revision.
@@ -55,7 +55,7 @@ class AirBenchJob:
         return not self._missing(open_results(self.folder, self.dataset.version, meta))
 
     def run(self, model: Any) -> dict[str, Any]:
-        """Search for what is missing with a model that has mteb's `SearchProtocol`.
+        """Search the splits that have no result yet, with a model that has mteb's `SearchProtocol`.
 
         Returns:
             `AIR_BENCH_RESULT` → the model's name in the results, and the scores of each split, of
@@ -112,7 +112,7 @@ class AirBenchJob:
     def _search(
         self, model: Any, data: AirBenchData, splits: Sequence[Split]
     ) -> dict[Split, dict[str, dict[str, float]]]:
-        """Scores of the best documents by split, query and document.
+        """Scores of the best documents, by split, query and document.
 
         The corpus is indexed for one search, because models may let go of it after that. Queries
         are told apart by their splits, since nothing says that two splits share no id.
@@ -143,7 +143,7 @@ class AirBenchJob:
 def air_bench_jobs(
     version: str, folder: str, languages: Sequence[str] = (), cache: str | None = None
 ) -> list[AirBenchJob]:
-    """A job for each data set of a version in the languages that are wanted; none: in all.
+    """Create a job for each data set of a version in the requested languages; no languages: all.
 
     Args:
         folder: of all results of AIR-Bench.

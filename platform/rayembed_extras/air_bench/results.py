@@ -1,4 +1,4 @@
-"""Search results of one model in AIR-Bench's own layout, and what we keep beside them.
+"""Search results of one model in AIR-Bench's own layout, with a record of their origin.
 
     <folder>/<version>/<retriever>/NoReranker/<task>/<domain>/<language>_<data set>_<split>.json
     <folder>/<version>/<retriever>/made_by.json
@@ -32,7 +32,7 @@ from rayembed_extras.air_bench.catalogue import AirBenchDataset, Split
 logger = logging.getLogger(__name__)
 
 DEPTH = 1000
-"""Documents for each query, at most; what the leaderboard evaluates."""
+"""Maximum number of documents for each query; the leaderboard evaluates this many."""
 
 NO_RERANKER = "NoReranker"
 MADE_BY = "made_by.json"
@@ -50,14 +50,14 @@ class ResultRecord:
     revision: str
     """Revision of the model."""
     instruction: str
-    """Offered to the model for the queries; whether it uses one is the model's affair."""
+    """Instruction offered to the model for queries; the model may ignore it."""
     dataset_revision: str
     mteb: str
     """Version of mteb."""
     num_documents: int
     num_queries: int
     result_sha256: str
-    """SHA-256 of the result file, whose documents were all found in the corpus."""
+    """SHA-256 of the result file, all of whose documents are in the corpus."""
     scores: Mapping[str, float]
     """Scores of dev splits, named as on the leaderboard (`ndcg_at_10`); empty for test splits."""
 
@@ -77,7 +77,7 @@ class AirBenchResults:
 
     @classmethod
     def of(cls, folder: str, version: str, retriever: str) -> "AirBenchResults":
-        """The results in a retriever's folder, of whichever model.
+        """The results in a retriever's folder, for any model.
 
         Raises:
             ArtifactError: as `made_by`.
@@ -86,11 +86,11 @@ class AirBenchResults:
         return cls(folder, version, retriever, str(maker.get("model")), str(maker.get("revision")))
 
     def path(self, dataset: AirBenchDataset, split: Split) -> str:
-        """The result file."""
+        """Path of the result file."""
         return join(self._place, NO_RERANKER, dataset.result_path(split))
 
     def read(self, dataset: AirBenchDataset, split: Split) -> bytes:
-        """The result file's content.
+        """Read the result file.
 
         Raises:
             ArtifactError: it is not there.
@@ -98,7 +98,7 @@ class AirBenchResults:
         return read_bytes(self.path(dataset, split))
 
     def record(self, dataset: AirBenchDataset, split: Split) -> ResultRecord | None:
-        """The record of a result file; None where either of the two is missing."""
+        """Record of a result file; None if the file or the record is missing."""
         path = self._record_path(dataset, split)
         if not exists(path) or not exists(self.path(dataset, split)):
             return None
@@ -112,7 +112,7 @@ class AirBenchResults:
             return None
 
     def problem(self, dataset: AirBenchDataset, split: Split) -> str:
-        """Why a result is not whole or of another revision; empty where it is as it was written."""
+        """Reason why a result is incomplete or from another revision; empty if it is valid."""
         record = self.record(dataset, split)
         if record is None:
             return "missing"
@@ -123,7 +123,7 @@ class AirBenchResults:
         return ""
 
     def finished(self, dataset: AirBenchDataset, split: Split, instruction: str) -> bool:
-        """Whether a result need not be made again; one with another instruction must be."""
+        """Whether a valid result with the same instruction exists."""
         record = self.record(dataset, split)
         if record is None or record.instruction != instruction:
             return False
@@ -171,7 +171,7 @@ class AirBenchResults:
         return record
 
     def header(self, dataset: AirBenchDataset, split: Split) -> dict[str, str]:
-        """The fields of a result file besides the search results, in AIR-Bench's order."""
+        """The fields of a result file other than the search results, in AIR-Bench's order."""
         return {
             "model_name": self.retriever,
             "reranker_name": NO_RERANKER,
@@ -192,7 +192,7 @@ class AirBenchResults:
 
 
 def open_results(folder: str, version: str, meta: ModelMeta) -> AirBenchResults:
-    """The results of a model below `folder`, which from then on are this model's alone.
+    """Open the results of a model below `folder` and reserve the folder for this model.
 
     Args:
         folder: local or in object storage.
@@ -228,7 +228,7 @@ def open_results(folder: str, version: str, meta: ModelMeta) -> AirBenchResults:
 
 
 def made_by(folder: str, version: str, retriever: str) -> dict[str, str]:
-    """`model`, `revision` and `benchmark_version` of the results in a retriever's folder.
+    """Model, revision and benchmark version of the results in a retriever's folder.
 
     Raises:
         ArtifactError: there is no such folder, or its `made_by.json` is broken.
@@ -249,7 +249,7 @@ def made_by(folder: str, version: str, retriever: str) -> dict[str, str]:
 
 
 def check_retriever_name(name: str) -> None:
-    """Return when `name` can name a folder, a zip file and a row of the leaderboard.
+    """Check that `name` can name a folder, a zip file and a row of the leaderboard.
 
     The leaderboard puts names into paths, table cells and HTML, and its search splits at
     semicolons, so only letters, digits, `.`, `_` and `-` pass.

@@ -63,22 +63,24 @@ class DevScores:
     version: str
     retriever: str
     scores: Mapping[str, float | None]
-    """Data set (`qa_arxiv_en_default`) → nDCG@10 for qa, Recall@10 for long-doc; None: not made."""
+    """Data set (`qa_arxiv_en_default`) → nDCG@10 for qa, Recall@10 for long-doc; None: not computed
+    yet.
+    """
 
     def datasets(self, task: Task | None = None) -> tuple[AirBenchDataset, ...]:
-        """Data sets with a dev split, of all tasks or of one."""
+        """Data sets with a dev split, of all tasks or of one task."""
         tasks = () if task is None else (task,)
         return air_bench_datasets(self.version, tasks=tasks, splits=("dev",))
 
     def mean(self, task: Task) -> float | None:
-        """Plain mean over the task's data sets, as the leaderboard's; None while one is missing."""
+        """Mean over the task's data sets, as on the leaderboard; None while a score is missing."""
         found = [self.scores.get(dataset.label) for dataset in self.datasets(task)]
         known = [score for score in found if score is not None]
         return sum(known) / len(known) if len(known) == len(found) else None
 
 
 def read_dev_scores(folder: str, version: str, retriever: str) -> DevScores:
-    """The dev scores that were computed by now, from the records beside the results.
+    """Read the dev scores computed so far from the records next to the results.
 
     Raises:
         ConfigError: no such version, or one without dev splits.
@@ -95,18 +97,18 @@ def read_dev_scores(folder: str, version: str, retriever: str) -> DevScores:
 
 
 def dev_file(folder: str, version: str, retriever: str) -> str:
-    """The table of a retriever's dev scores, beside its results."""
+    """Path of the table of a retriever's dev scores, next to its results."""
     return join(folder, version, retriever, _DEV_FILE)
 
 
 def write_dev_scores(folder: str, version: str, retriever: str) -> None:
-    """Write the dev scores that were computed by now into `dev_file`; raises as their reader."""
+    """Write the dev scores computed so far into `dev_file`; raises as their reader."""
     table = dev_csv(read_dev_scores(folder, version, retriever))
     write_atomic(dev_file(folder, version, retriever), table.encode())
 
 
 def dev_markdown(found: DevScores) -> str:
-    """A table with a line for each data set, in percent, and the mean below those of a task."""
+    """Markdown table with a line for each data set, in percent, and the mean of each task."""
     lines: list[list[object]] = []
     for task, metric in MAIN_SCORES.items():
         for dataset in found.datasets(task):
@@ -118,7 +120,7 @@ def dev_markdown(found: DevScores) -> str:
 
 
 def dev_csv(found: DevScores) -> str:
-    """The same in full precision as fractions, without means; missing scores are empty."""
+    """CSV with the scores in full precision as fractions, without means; missing scores are empty."""
     lines = [
         [
             *(one.version, one.task, one.domain, one.language, one.name, MAIN_SCORES[one.task]),

@@ -1,4 +1,4 @@
-"""The zip file for AIR-Bench's leaderboard, of results that are all there and as they were written.
+"""Write the zip file for AIR-Bench's leaderboard, after checking that all results are complete.
 
 The leaderboard says only whether a submission failed. It skips one whose files name another
 version, and gives no average to a model that lacks a data set.
@@ -70,7 +70,7 @@ def write_submission(folder: str, version: str, retriever: str, out: str) -> str
 
 
 def _checked(results: AirBenchResults, dataset: AirBenchDataset) -> tuple[bytes, str]:
-    """The result file's content and what is wrong with it; empty if nothing is."""
+    """Content of the result file, and the problem with it; empty if it is valid."""
     if problem := results.problem(dataset, _SPLIT):
         return b"", problem
     content = results.read(dataset, _SPLIT)

@@ -11,7 +11,7 @@ from mteb.abstasks.task_metadata import TaskMetadata
 from rayembed_extras.air_bench.catalogue import AirBenchDataset, Task
 
 MAIN_SCORES: Mapping[Task, str] = {"qa": "ndcg_at_10", "long-doc": "recall_at_10"}
-"""Score by which the leaderboard ranks models."""
+"""Score used by the leaderboard to rank models."""
 
 _INSTRUCTIONS: Mapping[Task, Mapping[str, str]] = {
     "qa": {
@@ -55,7 +55,7 @@ _LANGUAGES: Mapping[str, str] = {
 
 
 def query_instruction(dataset: AirBenchDataset) -> str:
-    """The English sentence that tells an instructed model what its queries look for."""
+    """English instruction for queries that describes the documents to search for."""
     return _INSTRUCTIONS[dataset.task][dataset.domain]
 
 

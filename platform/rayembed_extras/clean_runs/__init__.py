@@ -1,1 +1,1 @@
-"""What lies in a storage, and what of it may go: runs, sweeps, data, MLflow's entries."""
+"""List the contents of a storage, and remove runs, sweeps, data and MLflow entries."""

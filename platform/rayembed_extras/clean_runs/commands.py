@@ -1,4 +1,4 @@
-"""Jobs of cleaning up, as `rayembed` lists them."""
+"""Jobs of the storage clean-up, as `rayembed` lists them."""
 
 from rayembed.jobs.table import SERVE, Command
 

@@ -1,4 +1,4 @@
-"""Contents of a storage as its listing shows them, and a request to free some of them."""
+"""Contents of a storage as read from its listing, and a request to free some of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ PARTS = (CHECKPOINTS, MODELS, MIXTURES, WEIGHTS, SCORES, REST)
 """Parts of a run, in the order in which they are shown."""
 
 State = Literal["running", "done", "stopped", "failed", "interrupted"]
-"""`stopped`: a trial that its sweep's scheduler ended, which never goes on."""
+"""State of a run; `stopped`: a trial that its sweep's scheduler ended and that never resumes."""
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """MLflow run of a run, as its folder names it."""
+    """MLflow run of a training run, as recorded in the run's folder."""
 
     tracking_uri: str
     experiment_id: str
@@ -30,7 +30,7 @@ class TrackedRun:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "TrackedRun | None":
-        """The MLflow run that the content of a file names; None: it names none."""
+        """The MLflow run named in the content of a file; None if it names none."""
         names = ("tracking_uri", "experiment_id", "run_id")
         return cls(*(str(values[name]) for name in names)) if values.keys() >= {*names} else None
 
@@ -40,7 +40,7 @@ class StoredRun:
     """A run or a sweep in storage."""
 
     kind: str
-    """`RUNS` or `SWEEPS`: the folder of the storage that it lies in."""
+    """`RUNS` or `SWEEPS`: the storage folder that contains it."""
     name: str
     state: State
     written: float
@@ -48,16 +48,16 @@ class StoredRun:
     parts: Mapping[str, int]
     """Part → bytes."""
     text: str
-    """Content of the files that name what it uses."""
+    """Content of the files that name the data and models the run uses."""
     names_data: bool
-    """Whether these say which prepared data it uses."""
+    """Whether these files name the prepared data that the run uses."""
     keeps_states: bool
-    """Whether `placement.keep_states` asks for its checkpoints to stay."""
+    """Whether `placement.keep_states` keeps its checkpoints."""
     tracked: TrackedRun | None
     is_sent: bool
-    """Whether MLflow has everything of it."""
+    """Whether MLflow received everything of the run."""
     sweep: str | None = None
-    """Sweep that it is a trial of."""
+    """The sweep of which this run is a trial."""
 
     @property
     def num_bytes(self) -> int:
@@ -66,7 +66,7 @@ class StoredRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether it never needs its checkpoints again."""
+        """Whether the run will never read its checkpoints again."""
         return self.state in ("done", "stopped")
 
 
@@ -80,20 +80,20 @@ class PreparedFolder:
     state: Literal["finished", "unfinished", "removed"]
     """`removed`: a removal was cut off."""
     names: frozenset[str]
-    """Fingerprints that its manifest holds, of folders that it was made of among others."""
+    """Fingerprints in its manifest, including the fingerprints of its source folders."""
     digests: frozenset[str] = frozenset()
     """Digests of its parts."""
     files: frozenset[str] = frozenset()
-    """Files of vectors below `data` that it points to."""
+    """Files of vectors below `data` that it refers to."""
 
     @property
     def identity(self) -> str:
-        """Fingerprint at the end of its name."""
+        """Fingerprint at the end of the folder's name."""
         return self.place.rpartition("-")[2]
 
 
 def part_of(path: str) -> str:
-    """Part of a run that a file of its folder belongs to."""
+    """Part of a run to which a file in its folder belongs."""
     top, _, rest = path.partition("/")
     below = rest.partition("/")[0]
     if top == "models" and rest:
@@ -116,25 +116,25 @@ FREED = {
     "last day stay, unless a --run that goes too used them",
     TEMPORARY: "half-written files of writers that were killed, older than an hour",
 }
-"""What may be freed, and what it is."""
+"""Kinds of content that can be freed, with a description of each."""
 
 
 @dataclass(frozen=True)
 class CleanRequest:
-    """What lies where, and what of it is to go."""
+    """Request to list a storage or to remove parts of it."""
 
     storage: str
     runs: tuple[str, ...] = ()
-    """Names of runs and sweeps; none: all."""
+    """Names of runs and sweeps; empty: all."""
     free: tuple[str, ...] = ()
-    """Of `FREED`; none: everything is only listed."""
+    """Kinds from `FREED`; empty: list everything and remove nothing."""
     delete_versions: bool = False
-    """Whether registered versions of a removed run go with it."""
+    """Whether registered versions of a removed run are deleted too."""
     tracking_uri: str | None = None
 
 
 def check_request(asked: CleanRequest) -> None:
-    """Return when the options go together.
+    """Check that the options can be combined.
 
     Raises:
         ConfigError: they do not.

@@ -1,4 +1,5 @@
-"""Contents of a storage: runs and sweeps with their parts, data folders and who uses them.
+"""Contents of a storage: runs and sweeps with their parts, and data folders with the runs that use
+them.
 
 Read from one listing and from the files by which folders are recognised: `run.yaml`, `sweep.yaml`
 and `manifest.json`. A folder without its file is listed and never removed.
@@ -36,7 +37,7 @@ REMOVED = "removed.json"
 
 _PREPARED = ("data", "plans")
 _OWN = (RUNS, SWEEPS, *_PREPARED, "evaluation", "embeddings", "sizes", "compressed", "air-bench")
-"""Folders of a storage that jobs write; no other is looked into."""
+"""Folders of a storage that jobs write to; other folders are not read."""
 
 _DATABASE = "mlflow.db"
 
@@ -48,11 +49,11 @@ _IDENTITY = re.compile(r"(?<![0-9a-f])[0-9a-f]{12}(?![0-9a-f])")
 _DIGEST = re.compile(r"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")
 
 NEW_SECONDS = 86400.0
-"""Age up to which data that no run uses counts as made for a run that is about to start."""
+"""Age in seconds below which unused data counts as made for a run that is about to start."""
 
 
 class Inventory:
-    """Contents of a storage when it was looked at.
+    """Contents of a storage at the time of the listing.
 
     Args:
         storage: absolute path or address.
@@ -80,7 +81,7 @@ class Inventory:
 
     @cached_property
     def runs(self) -> list[StoredRun]:
-        """Runs and sweeps, by kind and name."""
+        """Runs and sweeps by kind and name."""
         trials = {
             name.removeprefix(_TRIALS).removesuffix(".json"): (folder.partition("/")[2], name)
             for folder, files in self._folders.items()
@@ -102,19 +103,19 @@ class Inventory:
         return found
 
     def trials(self, sweep: StoredRun) -> list[StoredRun]:
-        """Runs of a sweep's trials that lie in storage; none of a run."""
+        """Stored runs of a sweep's trials; empty for a run."""
         return [run for run in self.runs if sweep.kind == SWEEPS and run.sweep == sweep.name]
 
     @cached_property
     def prepared(self) -> list[PreparedFolder]:
-        """Folders of data and plans, by path; without those that have no manifest by design."""
+        """Folders of data and plans by path; folders that have no manifest by design are left out."""
         places = [f for f in sorted(self._folders) if f.partition("/")[0] in _PREPARED]
         aside = ("data/vectors/", "data/answers/", "data/given/")
         return [self._prepared(place) for place in places if not place.startswith(aside)]
 
     @cached_property
     def vectors(self) -> dict[str, int]:
-        """Files of teachers' vectors below the storage, each of a part of data → bytes."""
+        """Files of teachers' vectors below the storage, each for a part of data → bytes."""
         return {
             path: size
             for path, size in self.files.items()
@@ -123,7 +124,7 @@ class Inventory:
         }
 
     def used(self, runs: Iterable[StoredRun]) -> dict[str, list[str]]:
-        """Path of each folder and each file of vectors that runs use → names of these runs."""
+        """Path of each used folder and vector file → names of the runs that use it."""
         found: dict[str, list[str]] = {}
         for run in runs:
             for path in self._uses(run):
@@ -131,7 +132,7 @@ class Inventory:
         return found
 
     def unused(self, runs: Iterable[StoredRun], going: Iterable[StoredRun] = ()) -> dict[str, int]:
-        """Path of each finished folder and file of vectors that none of the runs uses → bytes.
+        """Path of each finished folder and vector file that no run uses → bytes.
 
         Args:
             runs: those that stay.
@@ -142,7 +143,7 @@ class Inventory:
         return {path: size for path, size in free.items() if path not in new}
 
     def new(self) -> set[str]:
-        """Paths of data that no run uses and that is too new to be taken for unused."""
+        """Paths of unused data that is too recent to be removed."""
         free = self._free(self.runs).keys()
         return self._new(set(free)) & free
 
@@ -152,7 +153,7 @@ class Inventory:
         return {path: n for path, n in {**self.vectors, **folders}.items() if path not in used}
 
     def _new(self, paths: set[str]) -> set[str]:
-        """Paths of those that were written lately, and of all that they lead to."""
+        """Paths written recently, and all paths that they refer to."""
         folders = [one for one in self.prepared if one.state == "finished" and one.place in paths]
         fresh = [one for one in folders if self._is_fresh(one.place, NEW_SECONDS)]
         vectors = paths & self.vectors.keys()
@@ -190,7 +191,7 @@ class Inventory:
         return self._folders.get(folder, {})
 
     def others(self) -> dict[str, int]:
-        """Other contents → bytes: what no manifest names, results of evaluations, small models."""
+        """Other contents → bytes: files without a manifest, evaluation results, small models."""
         known = {f"{run.kind}/{run.name}" for run in self.runs}
         known |= {folder.place for folder in self.prepared}
         sizes = {
@@ -207,7 +208,7 @@ class Inventory:
         return dict(sorted(sizes.items()))
 
     def at_work(self) -> list[str]:
-        """Names of runs and sweeps that a job works on, also of those that have no folder yet.
+        """Names of runs and sweeps with a running job, including those without a folder yet.
 
         Raises:
             StorageError: the storage cannot be read.
@@ -222,7 +223,7 @@ class Inventory:
         return any(time.time_ns() - written < LEASE_SECONDS * 1e9 for written in times.values())
 
     def being_made(self) -> list[str]:
-        """Unfinished folders of data that a job wrote to lately."""
+        """Unfinished data folders with a recent write."""
         unfinished = [one for one in self.prepared if one.state == "unfinished"]
         return [one.place for one in unfinished if self._is_fresh(one.place, STALE_SECONDS)]
 
@@ -231,7 +232,7 @@ class Inventory:
         return bool(times) and time.time() - max(times.values()) / 1e9 < seconds
 
     def _settings(self, folder: str, note: str) -> Mapping[str, Any]:
-        """Settings of a folder as plain texts; empty where they are missing or cannot be read."""
+        """Settings of a folder as plain text; empty if they are missing or cannot be read."""
         if note not in self.below(folder):
             return {}
         try:
@@ -312,18 +313,18 @@ class Inventory:
 
     @cached_property
     def _vectors_of(self) -> dict[str, list[str]]:
-        """Digest of a part → its files of vectors."""
+        """Digest of a part → its vector files."""
         found: dict[str, list[str]] = {}
         for path in self.vectors:
             found.setdefault(path.rpartition("/")[2].partition(".")[0], []).append(path)
         return found
 
     def _uses(self, run: StoredRun) -> set[str]:
-        """Paths of all folders that a run's folder leads to, and of their files of vectors."""
+        """Paths of all folders that a run's folder refers to, and their vector files."""
         return self._reached(_IDENTITY.findall(run.text))
 
     def _reached(self, identities: Iterable[str]) -> set[str]:
-        """Paths of the folders of these and of those they were made of, and of their vectors."""
+        """Paths of these folders, of their source folders, and of their vector files."""
         known = self._by_identity
         waiting = set(identities) & known.keys()
         seen: set[str] = set()
@@ -343,7 +344,7 @@ class Inventory:
         return read_bytes(join(self.storage, path)).decode("utf-8", "replace")
 
     def _json(self, path: str) -> dict[str, Any]:
-        """Object in a file; empty where there is none that can be read."""
+        """JSON object in a file; empty if the file is missing or cannot be read."""
         if path not in self.files:
             return {}
         try:
@@ -353,7 +354,7 @@ class Inventory:
         return values if isinstance(values, dict) else {}
 
     def _lines(self, path: str) -> list[dict[str, Any]]:
-        """Objects of a file of lines, of which the last may be cut off."""
+        """JSON objects of a file, one a line; the last line may be cut off."""
         if path not in self.files or not exists(join(self.storage, path)):
             return []
         found = []
@@ -368,6 +369,6 @@ class Inventory:
 
 
 def _parents(path: str) -> list[str]:
-    """Folders above a file, the outermost first."""
+    """Parent folders of a file, outermost first."""
     names = path.split("/")[:-1]
     return ["/".join(names[: n + 1]) for n in range(len(names))]

@@ -1,4 +1,4 @@
-"""The job that lists what lies in a storage and frees what its user names."""
+"""The job that lists the contents of a storage and frees the selected parts."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def clean(asked: CleanRequest, context: JobContext) -> None:
-    """List what lies in the storage, or remove what is asked for and print each removal.
+    """List the contents of the storage, or remove the selected parts and print each removal.
 
     Raises:
         RayembedError: nothing was removed, and the message says why; or the storage or MLflow has
@@ -29,7 +29,7 @@ def clean(asked: CleanRequest, context: JobContext) -> None:
 
 
 def show(asked: CleanRequest, context: JobContext) -> None:
-    """Print what would be removed, or without `--free` what lies there; raises as `clean`."""
+    """Print what would be removed, or the contents if `--free` is not given; raises as `clean`."""
     _clean(asked, context, dry_run=True)
 
 
@@ -67,7 +67,7 @@ def _list(
     entries: "MlflowEntries",
     context: JobContext,
 ) -> None:
-    """Print the tables, and what each `--free` would give back."""
+    """Print the tables, and the bytes that each `--free` would release."""
     from rayembed.display.tables import Table, console
     from rayembed_extras.clean_runs.removal import named_runs, steps_of
     from rayembed_extras.clean_runs.tables import data_table, runs_table, shown_size
@@ -141,4 +141,4 @@ run_clean_job = Job(
     shows=("what would be removed", "warnings", show),
     stopped="stopped; the same command removes the rest",
 )
-"""The job that lists what lies in a storage and frees it."""
+"""The job that lists the contents of a storage and frees parts of them."""

@@ -1,4 +1,4 @@
-"""MLflow's entries of runs: bytes, the versions made of them, and their removal."""
+"""MLflow entries of runs: their bytes, their registered versions, and their removal."""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from rayembed_extras.clean_runs.contents import TrackedRun
 
 @dataclass(frozen=True)
 class Version:
-    """A registered version that was made of a run."""
+    """A registered version of a model that a run trained."""
 
     name: str
     number: str
@@ -30,15 +30,15 @@ class Version:
 
 @dataclass
 class MlflowEntries:
-    """MLflow's entries of runs, each run's where its folder says that they lie."""
+    """MLflow entries of runs, at the MLflow address that each run's folder names."""
 
     tracking_uri: str | None = None
-    """Address of MLflow now; None: the one that each run's folder names."""
+    """Current address of MLflow; None: use the address in each run's folder."""
     _clients: dict[str, Any] = field(default_factory=dict)
 
     def num_bytes(self, run: TrackedRun) -> int | None:
-        """Bytes of the run's artifacts and of its logged models; None where this machine cannot
-        see them: they lie on a server, or MLflow is away.
+        """Bytes of the run's artifacts and logged models; None if this machine cannot see them:
+        they are on a server, or MLflow does not answer.
         """
         try:
             places = self._places(run)
@@ -52,7 +52,7 @@ class MlflowEntries:
         )
 
     def versions(self, run: TrackedRun) -> list[Version]:
-        """Registered versions that were made of the run.
+        """Registered versions of the run's model.
 
         Raises:
             TrackingError: MLflow is away.
@@ -97,7 +97,7 @@ class MlflowEntries:
                     client.delete_run(run.run_id)
 
     def _places(self, run: TrackedRun) -> list[str]:
-        """Addresses of the run's artifacts and of its logged models' files."""
+        """Addresses of the run's artifacts and of the files of its logged models."""
         client, places = self._client(run), []
         with as_tracking_error(self._address(run)):
             with _if_there():
@@ -129,7 +129,7 @@ class MlflowEntries:
 
 @contextmanager
 def _if_there() -> Iterator[None]:
-    """Leave the block where MLflow says that an entry is not there."""
+    """Context manager that ignores MLflow's error for a missing entry."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -140,7 +140,7 @@ def _if_there() -> Iterator[None]:
 
 
 def _path(place: str) -> str | None:
-    """Path of a place on this machine's disk; None for places elsewhere."""
+    """Local path of an address; None for a remote address."""
     if "://" not in place and not place.startswith("file:"):
         return place if place.startswith("/") else None
     parts = urlsplit(place)

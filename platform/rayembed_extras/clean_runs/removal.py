@@ -1,4 +1,4 @@
-"""Removal of what a user names: all checks first, then steps that a killed process leaves whole."""
+"""Removal of the selected contents: all checks first, then steps that are safe to interrupt."""
 
 import os
 import re
@@ -44,7 +44,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Step:
-    """One removal, which is whole or is finished by the next call."""
+    """One removal; the next call finishes it if it is interrupted."""
 
     what: str
     num_bytes: int
@@ -52,7 +52,7 @@ class Step:
 
 
 def steps_of(asked: CleanRequest, inventory: Inventory, entries: MlflowEntries) -> list[Step]:
-    """The removals that are asked for, in order; nothing is removed yet.
+    """Plan the requested removals, in order, without removing anything.
 
     Raises:
         ConfigError: no such run, or options that do not go together.
@@ -97,7 +97,7 @@ def steps_of(asked: CleanRequest, inventory: Inventory, entries: MlflowEntries) 
 
 
 def named_runs(inventory: Inventory, names: Sequence[str]) -> list[StoredRun]:
-    """The runs and sweeps of the names, each once.
+    """The runs and sweeps with these names, without duplicates.
 
     Raises:
         ConfigError: there is none of a name, or a run and a sweep have it.
@@ -120,7 +120,7 @@ def named_runs(inventory: Inventory, names: Sequence[str]) -> list[StoredRun]:
 
 
 def _with_trials(inventory: Inventory, chosen: Iterable[StoredRun]) -> list[StoredRun]:
-    """The runs and sweeps with the sweeps' trials before them, each once."""
+    """The runs and sweeps, each sweep preceded by its trials, without duplicates."""
     found: dict[tuple[str, str], StoredRun] = {}
     for run in chosen:
         for one in (*inventory.trials(run), run):
@@ -129,7 +129,7 @@ def _with_trials(inventory: Inventory, chosen: Iterable[StoredRun]) -> list[Stor
 
 
 def _of_states(inventory: Inventory, chosen: Sequence[StoredRun]) -> list[Step]:
-    """Removal of the checkpoints of runs that are over; of the chosen ones each must be."""
+    """Plan the removal of the checkpoints of finished runs; each selected run must be finished."""
     for run in chosen:
         if run.kind == RUNS and not run.is_over:
             raise ArtifactError(
@@ -152,7 +152,7 @@ def _of_states(inventory: Inventory, chosen: Sequence[StoredRun]) -> list[Step]:
 
 
 def _check_free(inventory: Inventory, going: Sequence[StoredRun]) -> None:
-    """Raise where a job works on one of the runs, or another run or sweep needs it."""
+    """Raise if a job works on one of the runs, or if another run or sweep needs it."""
     staying = _staying(inventory, going)
     for run in going:
         if run.state == "running":
@@ -180,8 +180,8 @@ def _staying(inventory: Inventory, going: Sequence[StoredRun]) -> list[StoredRun
 
 
 def _leads_to(text: str, storage: str, place: str) -> bool:
-    """Whether settings name what lies in a folder of the storage: by the folder's own name, from
-    wherever that counts, or on disk by another path to it.
+    """Whether settings refer to the contents of a storage folder, by its name or by any path to it
+    on disk.
     """
     plain = re.sub(r"(?<!:)/(\.?/)+", "/", text)
     if re.search(rf"(?<![\w.-]){re.escape(place)}(?![\w.-])", plain):
@@ -196,7 +196,7 @@ def _leads_to(text: str, storage: str, place: str) -> bool:
 def _check_versions_free(
     inventory: Inventory, going: Sequence[StoredRun], run: StoredRun, versions: Sequence[Version]
 ) -> None:
-    """Raise where a run or sweep that stays names a version that would go."""
+    """Raise if a run or sweep that stays names a version that would be removed."""
     staying = _staying(inventory, going)
     for version in versions:
         ends = [f"/{version.number}", *(f"@{alias}" for alias in version.aliases)]
@@ -217,7 +217,7 @@ def _of_run(
     *,
     in_mlflow: bool,
 ) -> Step:
-    """Removal of a run's folder, after that of MLflow's entries, which it names."""
+    """Removal of a run's folder, after the MLflow entries that it names."""
     place, tracked = f"{run.kind}/{run.name}", run.tracked if in_mlflow else None
     note = RUN_FILE if run.kind == RUNS else SWEEP_FILE
 
@@ -236,8 +236,8 @@ def _of_run(
 
 
 def _of_data(inventory: Inventory, going: Sequence[StoredRun]) -> list[Step]:
-    """Removal of the prepared data that none of the runs that stay uses; new data that no run that
-    goes used either is left.
+    """Removal of the prepared data that no remaining run uses; recent data that no removed run used
+    stays.
     """
     staying = _staying(inventory, going)
     if busy := [*inventory.at_work(), *inventory.being_made()]:
@@ -264,7 +264,7 @@ def _of_data(inventory: Inventory, going: Sequence[StoredRun]) -> list[Step]:
 
 
 def _locked(storage: str, run: StoredRun, remove: Callable[[], None]) -> None:
-    """Remove under the lock and the lease of the run, which no job has meanwhile."""
+    """Remove while holding the lock and the lease of the run, so that no job can start it."""
     what = f"works on the {_kind(run)} {run.name!r}"
     with locked_place(storage, run.kind, run.name, what) as files:
         remove()
@@ -273,7 +273,8 @@ def _locked(storage: str, run: StoredRun, remove: Callable[[], None]) -> None:
 
 
 def _remove_run(place: str, below: Mapping[str, int], note: str) -> None:
-    """Remove a run's folder: first what says that a model is whole, last what says that it is one.
+    """Remove a run's folder: first the files that mark a model as complete, last those that mark
+    the folder as a run.
 
     A run whose removal was cut off is trained again by its command, and removed by the next call.
     """
@@ -285,8 +286,8 @@ def _remove_run(place: str, below: Mapping[str, int], note: str) -> None:
 
 
 def _remove_prepared(place: str, below: Mapping[str, int]) -> None:
-    """Remove a folder of data or a plan, so that no job takes what a killed removal leaves for
-    whole, and the next removal knows it.
+    """Remove a folder of data or a plan so that after an interruption no job uses the rest and the
+    next removal finds it.
 
     Its manifest gets another name first, by which it is known. Then go the results of units, which
     say that parts are there.
@@ -301,7 +302,7 @@ def _remove_prepared(place: str, below: Mapping[str, int]) -> None:
 
 
 def _remove_tops(place: str, paths: Collection[str]) -> None:
-    """Remove the files of a folder, those below it with their folders."""
+    """Remove the files of a folder, and subfolders as a whole."""
     for top in sorted({path.partition("/")[0] for path in paths}):
         if top in paths:
             remove_file(join(place, top))

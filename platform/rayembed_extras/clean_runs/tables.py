@@ -1,4 +1,4 @@
-"""Tables of what lies in a storage."""
+"""Tables of the contents of a storage."""
 
 import time
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from rayembed_extras.clean_runs.contents import PARTS, StoredRun
 from rayembed_extras.clean_runs.inventory import Inventory
 
 _NAMED = 3
-"""Names of runs that a cell shows."""
+"""Maximum number of run names in a cell."""
 
 
 def runs_table(runs: Sequence[StoredRun], artifacts: Sequence[int | None]) -> Table:
-    """A row for each run and sweep: state, date and bytes of its parts.
+    """Table of runs and sweeps: state, date and bytes of their parts.
 
     Args:
         artifacts: bytes of each in MLflow; None: not known here.
@@ -36,7 +36,7 @@ def runs_table(runs: Sequence[StoredRun], artifacts: Sequence[int | None]) -> Ta
 
 
 def data_table(inventory: Inventory) -> Table:
-    """A row for each plan, data folder and folder of teachers' vectors: bytes and users."""
+    """Table of plans, data folders and folders of teachers' vectors: bytes and users."""
     used, new = inventory.used(inventory.runs), inventory.new()
     rows = []
     for one in inventory.prepared:
@@ -67,7 +67,7 @@ def _names(users: Sequence[str]) -> str:
 
 
 def shown_size(num_bytes: int) -> str:
-    """Bytes in the unit of 1,000 that leaves three digits before the point at most."""
+    """Bytes with a decimal unit prefix and at most three digits before the point."""
     size, units = float(num_bytes), ["B", "kB", "MB", "GB", "TB"]
     while size >= 999.95 and len(units) > 1:
         size /= 1000

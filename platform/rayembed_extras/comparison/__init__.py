@@ -1,1 +1,1 @@
-"""Models side by side on a benchmark."""
+"""Compare models on a benchmark."""

@@ -1,4 +1,4 @@
-"""The lines of a comparison: which scores of which result files they are made of, and averages.
+"""Lines of a comparison: the scores and result files of each, and averages.
 
 Averages are as in the papers and in mteb's `Mean (Task)`: a category's is the mean over its tasks,
 the benchmark's the mean over all tasks, not over categories. An aggregate such as CQADupstack
@@ -17,21 +17,21 @@ from rayembed.evaluation.averages import BY_LANGUAGE, CATEGORIES, MEAN_OF_16, NO
 from rayembed.results.scores import Place
 
 MEAN = "Mean"
-"""Name of the mean over all lines among averages."""
+"""Name of the mean over all lines."""
 
 OWN = "Own tasks"
-"""The category of tasks that mteb does not know."""
+"""Category of tasks that mteb does not know."""
 
 _NO_MEAN = frozenset({"AIR-Bench_24.04"})
-"""Benchmarks whose categories have different metrics and that report no mean of them."""
+"""Benchmarks with different metrics by category, which report no overall mean."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a benchmark."""
+    """One line of a benchmark: a task, or a language of a task."""
 
     name: str
-    """Name in tables: mteb's name of the task, with the language where there are several."""
+    """Name in tables: mteb's task name, with the language if there are several."""
     category: str
     """mteb's type of the task."""
     metric: str
@@ -39,13 +39,13 @@ class Line:
     task: str
     """mteb's name of the task, as result files have it."""
     places: tuple[Place, ...] = ()
-    """All that must be scored; the line's score is their mean."""
+    """Splits and subsets that must all be scored; the line's score is their mean."""
     language: str = ""
-    """The subset, where a task has a line for each language."""
+    """The subset, if a task has a line for each language."""
     dataset_revision: str = ""
     """Data revision of mteb's task; empty if not known."""
     parts: tuple["Line", ...] = ()
-    """The tasks that an aggregate is the mean of."""
+    """The tasks that an aggregate averages."""
 
 
 def benchmark_lines(
@@ -74,7 +74,7 @@ def benchmark_lines(
 
 
 def lines_of(tasks: Iterable[Any]) -> tuple[Line, ...]:
-    """A line for each of mteb's task objects, by category and name."""
+    """Lines for mteb's task objects, by category and name."""
     return sorted_lines([_line(task) for task in tasks])
 
 
@@ -82,8 +82,7 @@ def found_lines(
     places: Mapping[str, Iterable[Place]],
     measures: Mapping[str, tuple[str, str]] = MappingProxyType({}),
 ) -> tuple[Line, ...]:
-    """A line for each task that has results; the parts of an aggregate that has its own are left
-    out.
+    """Lines for the tasks that have results; parts of an aggregate with its own line are left out.
 
     Args:
         places: task → what any of the compared models is scored on: all must be to be compared.
@@ -112,8 +111,8 @@ def by_category(lines: Iterable[Line]) -> dict[str, tuple[Line, ...]]:
 
 
 def average_groups(benchmark: str, lines: Sequence[Line]) -> dict[str, tuple[Line, ...]]:
-    """Name of each average that a benchmark has → its lines: the categories if there are several,
-    MIRACL's 16 languages, then `MEAN`.
+    """Name of each average of a benchmark → its lines: categories if there are several, MIRACL's 16
+    languages, then `MEAN`.
     """
     groups = by_category(lines)
     if len(groups) == 1:
@@ -126,7 +125,7 @@ def average_groups(benchmark: str, lines: Sequence[Line]) -> dict[str, tuple[Lin
 
 
 def averages(scores: Mapping[str, float], groups: Mapping[str, Sequence[Line]]) -> dict[str, float]:
-    """Name of a group → mean over its lines; groups in which a score is missing are left out.
+    """Name of a group → mean over its lines; groups with a missing score are left out.
 
     Args:
         scores: by the lines' `name`.

@@ -1,4 +1,4 @@
-"""Models side by side on a benchmark: what they scored, and their differences.
+"""Compare models on a benchmark: their scores and the differences.
 
 Everything here is in percent, 100 times mteb's scores, as papers print them.
 """
@@ -14,19 +14,19 @@ from rayembed_extras.comparison.benchmark_lines import Line, average_groups, ave
 from rayembed_extras.comparison.results import StoredModel
 
 PERCENT = 100.0
-"""Points here in one of mteb's."""
+"""Factor between mteb's fractions and percentage points."""
 
 
 @dataclass(frozen=True)
 class LineScore:
-    """A model's score on one line of a benchmark, or what it lacks."""
+    """Score of a model on one line of a benchmark, or its missing parts."""
 
     score: float | None
     """Mean over splits and subsets, from 0 to 1; None while any is missing."""
     missing: tuple[str, ...]
-    """Splits, subsets or parts that are not scored, as a user reads them."""
+    """Splits, subsets or parts without a score, as shown to users."""
     files: tuple[TaskScore, ...]
-    """The files that it comes from, also of an incomplete one."""
+    """Result files of the score, also of an incomplete one."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Origin:
     """Source of a score."""
 
     source: str
-    """A table of a paper, or the revision of the model that was measured."""
+    """Table of a paper, or revision of the measured model."""
     dataset_revisions: tuple[str, ...] = ()
     mteb_versions: tuple[str, ...] = ()
     date: str = ""
     """Date of the measurement; empty if not known."""
     files: tuple[TaskScore, ...] = ()
-    """Result files of the score; a paper has none."""
+    """Result files of the score; empty for a paper's score."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,17 @@ class Column:
 
     label: str
     published: bool
-    """Whether the scores are a paper's."""
+    """Whether a paper published the scores."""
     scores: Mapping[str, float]
     """Line of the benchmark → score; lines without a score are left out."""
     averages: Mapping[str, float]
     """Category or `MEAN` → average; incomplete ones are left out."""
     origins: Mapping[str, Origin] = field(default_factory=dict)
-    """Line, category or `MEAN` → where its score comes from; computed averages have none."""
+    """Line, category or `MEAN` → origin of its score; computed averages have none."""
     name: str = ""
     """`<org>/<model>`, or the short name of a published model."""
     notes: tuple[str, ...] = ()
-    """Sentences that a reader must know of the scores."""
+    """Notes on the scores for the reader."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class ModelComparison:
     lines: tuple[Line, ...]
     columns: tuple[Column, ...]
     baseline: str | None = None
-    """Label of the model from which differences are taken; None: none are shown."""
+    """Label of the model from which differences are computed; None: no differences."""
 
     @property
     def categories(self) -> dict[str, tuple[Line, ...]]:
@@ -79,7 +79,7 @@ class ModelComparison:
 
     @property
     def averages(self) -> dict[str, tuple[Line, ...]]:
-        """Name of each average of which any model has a part → its lines."""
+        """Name of each average that any model has in part → its lines."""
         return {
             name: lines
             for name, lines in average_groups(self.benchmark, self.lines).items()
@@ -88,17 +88,17 @@ class ModelComparison:
 
     @property
     def base(self) -> Column | None:
-        """The model from which differences are taken."""
+        """The model from which differences are computed."""
         return next((c for c in self.columns if c.label == self.baseline), None)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences that a reader must know of the scores and their differences."""
+        """Notes on the scores and their differences for the reader."""
         own = [note for column in self.columns for note in column.notes]
         return (*own, *(note for column in self.columns for note in self._notes_against(column)))
 
     def other_data(self, column: Column) -> frozenset[str]:
-        """Lines on which a model was scored on other data than the baseline."""
+        """Lines for which a model and the baseline were scored on different data."""
         pairs = self._with_baseline(column)
         return frozenset(
             name
@@ -107,7 +107,7 @@ class ModelComparison:
         )
 
     def _with_baseline(self, column: Column) -> dict[str, list[tuple[TaskScore, TaskScore]]]:
-        """Line → result files of a model and of the baseline, of each task that both have."""
+        """Line → result files of a model and of the baseline, for each task that both have."""
         base = self.base
         if base is None or column is base:
             return {}
@@ -144,8 +144,8 @@ class ModelComparison:
         return notes
 
     def difference(self, column: Column, name: str) -> float | None:
-        """A line's score or an average less the baseline's; None where either is missing, or was
-        measured on other data.
+        """Score of a line or average minus the baseline's; None if a score is missing or the data
+        differ.
         """
         base = self.base
         if base is None or column is base:
@@ -157,16 +157,16 @@ class ModelComparison:
         return None if ours is None or theirs is None else ours - theirs
 
     def scored(self, column: Column, lines: Sequence[Line]) -> int:
-        """Number of the lines on which a model has a score."""
+        """Number of lines on which a model has a score."""
         return sum(line.name in column.scores for line in lines)
 
     def missing(self, column: Column) -> tuple[Line, ...]:
-        """The lines on which a model has no score."""
+        """Lines on which a model has no score."""
         return tuple(line for line in self.lines if line.name not in column.scores)
 
 
 def value(column: Column, name: str) -> float | None:
-    """The score of a line or the average of a category (or `MEAN`) of that name."""
+    """Score of a line, or average of a category (or `MEAN`), by name."""
     found = column.averages.get(name)
     return column.scores.get(name) if found is None else found
 
@@ -179,7 +179,7 @@ def measured(
     *,
     label: str,
 ) -> Column:
-    """Scores of a model by its result files."""
+    """Column with a model's scores from its result files."""
     taken = {line.name: score_of(line, results) for line in lines}
     scores = {
         name: PERCENT * found.score for name, found in taken.items() if found.score is not None
@@ -196,7 +196,7 @@ def measured(
 
 
 def score_of(line: Line, results: Mapping[str, TaskScore]) -> LineScore:
-    """The score of one line of a benchmark.
+    """Score of one line of a benchmark.
 
     An aggregate is the mean of its parts where all are there, else what its own file says.
     """
@@ -229,7 +229,7 @@ def _own_score(line: Line, results: Mapping[str, TaskScore]) -> LineScore:
 def compare(
     benchmark: str, lines: Sequence[Line], columns: Sequence[Column], baseline: str | None
 ) -> ModelComparison:
-    """The comparison of models.
+    """Compare models on the lines of a benchmark.
 
     Args:
         baseline: label or name of a model; None: the first published model, else the first of
@@ -263,7 +263,7 @@ def _origin(model: StoredModel, found: LineScore) -> Origin:
 
 
 def _notes(label: str, lines: Sequence[Line], taken: Mapping[str, LineScore]) -> tuple[str, ...]:
-    """Notes on scores that are of other data than mteb's, or only begun."""
+    """Notes on scores that are incomplete or from data other than mteb's."""
     notes = []
     other = [line.name for line in lines if _other_data(line, taken[line.name])]
     if other:

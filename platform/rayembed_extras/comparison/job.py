@@ -1,4 +1,6 @@
-"""The comparison of models: from its arguments to tables, plots and what to run next."""
+"""The job that compares models: read arguments and results, write tables and plots, suggest
+commands.
+"""
 
 import argparse
 import fnmatch
@@ -25,14 +27,14 @@ from rayembed_extras.comparison.tables import (
 )
 
 ALL_TASKS = "all tasks with results"
-"""Stands for a benchmark where none is named."""
+"""Name used for all tasks when no benchmark is selected."""
 
 Results = Mapping[StoredModel, Mapping[str, TaskScore]]
 
 
 @dataclass(frozen=True)
 class InPrint:
-    """Models with figures in print, to stand beside those that were measured."""
+    """Models with published scores, to compare with measured ones."""
 
     labels: tuple[str, ...] = ()
     """Labels of the models in tables."""
@@ -45,7 +47,7 @@ class InPrint:
 def compare_models(
     asked: argparse.Namespace, out: TextIO, in_print: InPrint | None = None
 ) -> ModelComparison:
-    """The comparison, after its tables were printed and its files written.
+    """Compare models, print the tables and write the files.
 
     Args:
         asked: values of `COMPARISON_OPTIONS`.
@@ -75,7 +77,7 @@ def compare_models(
 
 
 def _places(results: Results) -> dict[str, list[Place]]:
-    """Task → the splits and subsets on which any of the models is scored."""
+    """Task → splits and subsets on which any of the models is scored."""
     places: dict[str, list[Place]] = {}
     for files in results.values():
         for task, file in files.items():
@@ -84,14 +86,14 @@ def _places(results: Results) -> dict[str, list[Place]]:
 
 
 def _measures(results: Results) -> dict[str, tuple[str, str]]:
-    """Category and main score of each task that the evaluations of the models describe."""
+    """Category and main score of each task, from the models' evaluation results."""
     scores = [score for files in results.values() for score in files.values()]
     return {s.task: (s.category, s.metric) for s in scores if s.category != OTHER}
 
 
 def write_comparison(comparison: ModelComparison, folder: str) -> tuple[str, ...]:
-    """Addresses of the files written: `scores.md`, `scores.csv`, `categories.png`, and
-    `differences.png` where there is a baseline that shares tasks with a model.
+    """Write the comparison; return the addresses of `scores.md`, `scores.csv`, `categories.png`
+    and, if a baseline shares tasks with a model, `differences.png`.
 
     Raises:
         StorageError: the folder cannot be written.
@@ -117,7 +119,7 @@ def write_comparison(comparison: ModelComparison, folder: str) -> tuple[str, ...
 
 
 def check_choice(args: argparse.Namespace) -> None:
-    """Return when there are results to choose models among, if any are chosen.
+    """Check that there are results to choose from, if any models are chosen.
 
     Raises:
         ConfigError: there are none.
@@ -127,7 +129,7 @@ def check_choice(args: argparse.Namespace) -> None:
 
 
 def _results(asked: argparse.Namespace) -> dict[StoredModel, dict[str, TaskScore]]:
-    """The chosen models with what their files say, in the order in which they were named."""
+    """The chosen models with their results, in the order in which they were named."""
     if not asked.results:
         return {}
     stored = stored_models(asked.results)
@@ -146,7 +148,7 @@ def _results(asked: argparse.Namespace) -> dict[StoredModel, dict[str, TaskScore
 
 
 def choose(stored: Sequence[StoredModel], wanted: Sequence[str]) -> list[StoredModel]:
-    """The models that names or globs choose, each once, in the order of the names.
+    """Models that match names or globs, without duplicates, in the order of the names.
 
     A name is `<org>/<model>`, the model alone, or either with `@` and the beginning of a revision.
 
@@ -179,7 +181,7 @@ def _names_of(model: StoredModel) -> tuple[str, str]:
 
 
 def _check_one_revision(results: Results, wanted: Sequence[str]) -> None:
-    """Return when no model has a second revision that was not asked for by its name.
+    """Check that no model has a second revision that the user did not name.
 
     Raises:
         ConfigError: it has; lists them with the dates of their results.
@@ -205,7 +207,7 @@ def _check_one_revision(results: Results, wanted: Sequence[str]) -> None:
 
 
 def _labels(models: Sequence[StoredModel], taken: Collection[str]) -> list[str]:
-    """Labels of the models in tables: as short as tells them apart, and from the labels taken."""
+    """Short unique labels of the models, different from the labels already used."""
     short = [model.name.rpartition("/")[2] for model in models]
     labels = []
     for model, name in zip(models, short, strict=True):
@@ -219,7 +221,7 @@ def _labels(models: Sequence[StoredModel], taken: Collection[str]) -> list[str]:
 
 
 def _telling(revisions: Sequence[str]) -> int:
-    """Number of characters that tell the revisions apart, at least ten."""
+    """Number of characters, at least ten, at which the revisions differ."""
     longest = max(map(len, revisions))
     lengths = range(10, longest)
     return next((n for n in lengths if len({r[:n] for r in revisions}) == len(revisions)), longest)
@@ -241,7 +243,7 @@ def _print(
 
 
 def _next(comparison: ModelComparison, asked: argparse.Namespace) -> list[str]:
-    """Commands that complete the comparison, or that show more of it."""
+    """Commands that complete the comparison or show more of it."""
     commands = []
     for column in comparison.columns:
         missing = comparison.missing(column)
@@ -306,4 +308,4 @@ COMPARISON_OPTIONS = (
 """Options of a comparison of results."""
 
 run_compare_job = Job(options=COMPARISON_OPTIONS, read=_read, run=_compare)
-"""The job that compares models by their results."""
+"""The job that compares models by their result files."""

@@ -1,4 +1,4 @@
-"""Pictures of a comparison: bars by category, and a dot a task for its difference."""
+"""Plots of a comparison: bars by category, and a dot for each task's difference."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,19 +10,19 @@ from rayembed_extras.comparison.tables import metric_of
 
 _OURS = COLOURS[2:]
 _PAPERS = ("#9aa5b1", "#68737f", "#c4b8a6", "#8f8496", "#d3d8de", "#7f8f82")
-"""Greys, so that figures of papers stand back behind what was measured."""
+"""Greys for published scores, which set them apart from measured ones."""
 _MARKS = ("o", "s", "D", "^", "v", "P")
-"""One for each model, so that a print without colours can be read."""
+"""A different marker for each model, so that a print without colours can be read."""
 _BAND = "#f3f5f7"
 _SHORT = {"PairClassification": "Pair classif."}
 _SHORT_TICK = 9
-"""Letters of what is written below bars that fit beside each other."""
+"""Maximum letters of a label below a bar at which neighbouring labels do not overlap."""
 _INCHES_A_LETTER = 0.068
-"""Width of the legend's letters, 8.5 points high."""
+"""Width in inches of a letter of the legend at 8.5 points."""
 
 
 def category_bars(comparison: ModelComparison) -> bytes:
-    """A PNG with a group of bars for each category and a bar for each model that has its average.
+    """PNG with a group of bars for each category and a bar for each model that has its average.
 
     Where all tasks are of one category, each task has a group. Published models are grey. The axis
     begins at 0: lengths of bars are compared.
@@ -57,7 +57,7 @@ def category_bars(comparison: ModelComparison) -> bytes:
 
 
 def difference_dots(comparison: ModelComparison) -> bytes | None:
-    """A PNG with a line for each task and a dot for each model: its score less the baseline's.
+    """PNG with a line for each task and a dot for each model: its score minus the baseline's.
 
     The hollow marks on the line of a category are the differences of its average. None where
     there is no baseline, or no model shares a task with it.
@@ -102,7 +102,7 @@ def _draw(
     colour: str,
     mark: str,
 ) -> None:
-    """The marks of one model: filled for tasks, hollow and larger for averages."""
+    """Draw the markers of one model: filled for tasks, hollow and larger for averages."""
     for average in (False, True):
         points = [
             (difference, y)
@@ -120,7 +120,7 @@ def _draw(
 
 
 def _rows(comparison: ModelComparison, shared: Sequence[Column]) -> list[tuple[bool, str, str]]:
-    """(is an average, what is written, name) of each line from top to bottom.
+    """Rows of the plot from top to bottom, as (whether it is an average, label, name).
 
     Lines without any mark are left out. A category of one task is one line.
     """
@@ -148,7 +148,7 @@ def _with_count(name: str, count: int) -> str:
 
 
 def _bar_groups(comparison: ModelComparison) -> dict[str, str]:
-    """Name of each group of bars → what is written below it."""
+    """Name of each group of bars → the label below it."""
     averages = comparison.averages
     if len(comparison.categories) > 1:
         return {name: _tick(name, lines) for name, lines in averages.items()}
@@ -167,7 +167,7 @@ def _tick(name: str, lines: Sequence[Line]) -> str:
 
 
 def _colours(columns: Sequence[Column]) -> dict[str, str]:
-    """A colour for each model: the house's for ours, greys for the papers'."""
+    """A colour for each model: theme colours for measured ones, greys for published ones."""
     colours: dict[str, str] = {}
     for published, palette in ((False, _OURS), (True, _PAPERS)):
         labels = [column.label for column in columns if column.published == published]
@@ -180,7 +180,7 @@ def _legend_label(column: Column) -> str:
 
 
 def _head(figure: Any, axes: Any, title: str) -> None:
-    """The title and below it the legend, in as many rows as the figure's width asks for.
+    """Draw the title and the legend below it, in as many rows as the figure's width requires.
 
     One box holds both, so that the layout keeps them apart from each other and from the axes.
     """

@@ -8,11 +8,12 @@ from rayembed_extras.comparison.benchmark_lines import MEAN, Line
 from rayembed_extras.comparison.compare import Column, ModelComparison, value
 
 DIGITS = 2
-"""Decimals, as the papers print them."""
+"""Number of decimals, as in the papers."""
 
 MODELS_A_TABLE = 5
-"""Models side by side in the terminal's table of tasks: with the longest name of a task of
-`MTEB(eng, v1)` they fill 120 columns."""
+"""Models in one terminal table of tasks; with the longest task name of `MTEB(eng, v1)` they fill
+120 columns.
+"""
 
 _SHORT: Mapping[str, str] = {
     "PairClassification": "Pair\nclassif.",
@@ -31,7 +32,7 @@ _METRICS: Mapping[str, str] = {
     "accuracy": "accuracy",
     "cosine_spearman": "Spearman",
 }
-"""mteb's names of main scores → how the papers call them; others are shown as they are."""
+"""mteb's names of main scores → the papers' names; others keep mteb's name."""
 
 
 _CSV_COLUMNS = (
@@ -42,7 +43,7 @@ _CSV_COLUMNS = (
 
 
 def metric_of(lines: Sequence[Line]) -> str:
-    """The main score of several tasks as the papers call it; empty where they have several."""
+    """The papers' name of the main score of several tasks; empty if the tasks have different ones."""
     metrics = {_METRICS.get(line.metric, line.metric) for line in lines}
     return metrics.pop() if len(metrics) == 1 else ""
 
@@ -72,8 +73,8 @@ def category_table(comparison: ModelComparison) -> Table:
 
 
 def task_tables(comparison: ModelComparison) -> list[Table]:
-    """Tasks in rows and models in columns, below each category's average; several tables where
-    there are more models than fit, each with the baseline.
+    """Tasks in rows and models in columns, below each category's average; split into several
+    tables, each with the baseline, if the models do not fit.
     """
     return [_task_table(comparison, columns) for columns in _side_by_side(comparison)]
 
@@ -102,7 +103,7 @@ def _tasks_for_markdown(comparison: ModelComparison) -> Table:
 
 
 def comparison_csv(comparison: ModelComparison) -> str:
-    """One row for each score and average of each model, with where it comes from.
+    """CSV with a row for each score and average of each model, and its origin.
 
     Columns: model (label), name, published (true, false), level (task, category, benchmark),
     category (or which mean), task, metric, score (percent, full precision), difference (from the
@@ -123,7 +124,7 @@ def comparison_csv(comparison: ModelComparison) -> str:
 def _csv_row(
     comparison: ModelComparison, column: Column, name: str, place: tuple[str, str, str, str]
 ) -> list[list[object]]:
-    """One row, or none where the model has no such score."""
+    """One CSV row, or none if the model has no such score."""
     score = value(column, name)
     if score is None:
         return []
@@ -167,7 +168,7 @@ def _task_table(comparison: ModelComparison, columns: Sequence[Column]) -> Table
 
 
 def _side_by_side(comparison: ModelComparison) -> list[tuple[Column, ...]]:
-    """The models of each table of the terminal, the baseline in each."""
+    """Models of each terminal table; each includes the baseline."""
     base = [column for column in comparison.columns if column is comparison.base]
     others = [column for column in comparison.columns if column is not comparison.base]
     if len(comparison.columns) <= MODELS_A_TABLE:
@@ -177,7 +178,7 @@ def _side_by_side(comparison: ModelComparison) -> list[tuple[Column, ...]]:
 
 
 def _heading_cell(comparison: ModelComparison, column: Column, category: str) -> Cell:
-    """Average beside a category's name, above its lines."""
+    """Cell of an average next to a category's name, above its lines."""
     return _average(comparison, column, category if category in comparison.averages else MEAN)
 
 

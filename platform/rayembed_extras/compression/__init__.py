@@ -1,1 +1,1 @@
-"""Finished models made smaller or faster: pruned, quantised, cut, or written for a runtime."""
+"""Make trained models smaller or faster: prune, quantise, cut, or export them for a runtime."""

@@ -1,4 +1,5 @@
-"""Layer after layer: what calibration texts feed into a model's matrices, and the matrices solved.
+"""Collect statistics of a model's inputs layer by layer on calibration texts, and solve its
+matrices.
 
 The first layer's inputs are caught for all texts. Each layer is then run on its inputs, which gives
 statistics of what its matrices multiply; these are solved; and the layer is run again, so that the
@@ -37,12 +38,13 @@ from rayembed_extras.compression.matrices import Matrix, inputs_of
 logger = logging.getLogger(__name__)
 
 _CHAIN_TOLERANCE = 1e-2
-"""Largest relative error of a layer's input that is made again, which bfloat16's rounding reaches
-where another kernel is taken."""
+"""Largest relative error of a recomputed layer input; bfloat16 rounding reaches it when another
+kernel runs.
+"""
 
 
 class Statistic(Protocol):
-    """What is kept of a matrix's inputs."""
+    """Statistics of the inputs of a matrix."""
 
     rows: int
     """Number of inputs N so far."""
@@ -53,10 +55,10 @@ class Statistic(Protocol):
 
 
 class Solver(Protocol):
-    """A way to change a matrix, given what it multiplies."""
+    """Changes a matrix, given the statistics of its inputs."""
 
     def begin(self, weight: Tensor) -> Statistic:
-        """Empty statistic of the inputs of a matrix (F, H)."""
+        """Create empty statistics for the inputs of a matrix (F, H)."""
         ...
 
     def solve(self, weight: Tensor, statistic: Any, name: str) -> None:
@@ -65,11 +67,11 @@ class Solver(Protocol):
 
 
 Run = Callable[[], object]
-"""One pass of the model that goes through a transformer."""
+"""One forward pass through a transformer."""
 
 
 def check_texts(way: Compression, texts: Sequence[CalibrationText]) -> None:
-    """Check that there are enough texts for a calibrated way.
+    """Check that there are enough texts for a method that needs calibration.
 
     Raises:
         ConfigError: there are fewer.
@@ -83,7 +85,7 @@ def check_texts(way: Compression, texts: Sequence[CalibrationText]) -> None:
 
 
 def check_layers(way: Compression, model: TransformerModel) -> None:
-    """Check that each layer of the transformers is used once, as a calibrated way needs it.
+    """Check that each layer of the transformers runs once, as calibration requires.
 
     Raises:
         ConfigError: a family that runs the same layer several times, such as ALBERT.
@@ -101,8 +103,8 @@ def check_layers(way: Compression, model: TransformerModel) -> None:
 
 
 def loaded_as_saved(way: Compression, folder: Path) -> TransformerModel:
-    """The model of a folder in the type in which it will be saved again, on a GPU where there is
-    one. Calibration that will be slow in that type is warned of.
+    """Load a model in the number type in which it will be saved, on a GPU if available. Calibration
+    that will be slow in that type is warned of.
     """
     device, saved = default_device(), saved_dtype(folder)
     if isinstance(way, Calibrated):
@@ -174,7 +176,9 @@ def tokens_of(model: TransformerModel, texts: Sequence[CalibrationText]) -> list
 
 
 def _runs(model: TransformerModel, name: str, texts: Sequence[CalibrationText]) -> list[Run]:
-    """Passes through a part: of all texts, or of corpus documents where it reads these alone."""
+    """Forward passes through a part: on all texts, or on corpus documents if the part reads only
+    these.
+    """
     context: tuple[Tensor, ...] = ()
     if model.uses_context:
         documents = [text.text for text in texts if text.role == "document"]
@@ -190,7 +194,7 @@ def _runs(model: TransformerModel, name: str, texts: Sequence[CalibrationText]) 
 
 
 class _Call:
-    """Arguments of one layer in one pass: hidden states, and what goes beside them."""
+    """Arguments of one layer in one pass: hidden states and further arguments."""
 
     def __init__(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         self.by_place = bool(given)
@@ -199,7 +203,7 @@ class _Call:
         self.named = {key: value for key, value in named.items() if key != "hidden_states"}
 
     def run(self, layer: nn.Module, states: Tensor) -> Tensor:
-        """Output states of the layer for these input states."""
+        """Hidden states that the layer returns for these inputs."""
         if self.by_place:
             made = layer(states, *self.given, **self.named)
         else:
@@ -272,7 +276,7 @@ def _check_chain(name: str, layers: Sequence[nn.Module], calls: Sequence[_Call])
 def _watching(
     matrices: Sequence[Matrix], solver: Solver
 ) -> Iterator[dict[tuple[str, int], Statistic]]:
-    """Statistics of the matrices' inputs, of all that is run meanwhile."""
+    """Context manager that collects statistics of the matrices' inputs during forward passes."""
     statistics = {
         (matrix.name, place): solver.begin(weight)
         for matrix in matrices

@@ -1,4 +1,4 @@
-"""A model compressed in several ways; every variant scored, measured and registered."""
+"""Compress a model in several ways; score, measure and register every variant."""
 
 import json
 import logging
@@ -46,32 +46,32 @@ from rayembed_extras.compression.run_settings import CalibrationConfig, Compress
 logger = logging.getLogger(__name__)
 
 _POOL = 20
-"""Texts of files that are read for each one that is drawn."""
+"""Texts read from files for each text that is drawn."""
 
 
 @dataclass(frozen=True)
 class CompressedModel:
-    """The model, or what one way made of it."""
+    """The original model, or a variant made by one compression method."""
 
     reference: str
-    """Where it is loaded from."""
+    """Reference from which the model is loaded."""
     folder: Path
-    """The same on this machine."""
+    """Local path of the same model."""
     share: float | None = None
-    """Share of all weights that was pruned, quantised or removed; None of the model itself."""
+    """Share of all weights that was pruned, quantised or removed; None for the original model."""
     by_part: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Weights of each part, and how many of them were."""
+    """Weights of each part, and the number of them that were compressed."""
     measured: Measured | None = None
 
     @cached_property
     def bytes_on_disk(self) -> int:
-        """Size of its folder."""
+        """Size of the model's folder in bytes."""
         return folder_bytes(self.folder)
 
 
 @dataclass(frozen=True)
 class CompressionResult:
-    """The model and its variants, in the order of their ways."""
+    """The model and its variants, in the order of the compression methods."""
 
     run: CompressionRun
     variants: tuple[Scored[CompressedModel], ...]
@@ -79,18 +79,18 @@ class CompressionResult:
 
 @dataclass(frozen=True)
 class Ready:
-    """A compression of which all is known that needs no work."""
+    """A compression after all checks that need no computation."""
 
     run: CompressionRun
-    """Its model is pinned, its storage means the same everywhere."""
+    """The run, with a pinned model and a storage path that all nodes can resolve."""
     folder: Path
-    """The model on this machine."""
+    """Local folder of the model."""
     texts: Sequence[CalibrationText]
-    """Calibration texts; none where nothing needs any."""
+    """Calibration texts; empty if no method needs them."""
 
 
 def compress(known: Ready) -> CompressionResult:
-    """Make, score and measure the variants; what is there already is not made or scored again.
+    """Make, score and measure the variants; existing variants and scores are reused.
 
     Raises:
         RayembedError: a task cannot be scored, or a result is not what was asked for.
@@ -106,7 +106,7 @@ def compress(known: Ready) -> CompressionResult:
 
 
 def ready(run: CompressionRun) -> Ready:
-    """The compression after all checks that need no work.
+    """Prepare the compression: do all checks that need no computation.
 
     Raises:
         RayembedError: a way cannot take the model, or there are too few calibration texts.
@@ -130,7 +130,7 @@ def ready(run: CompressionRun) -> Ready:
 
 
 def _texts(run: CompressionRun, known: Run | None, stage: str) -> list[CalibrationText]:
-    """The calibration texts, as many as each way asks for at least."""
+    """Calibration texts, at least as many as each method needs."""
     number = run.calibration.number
     for way in run.ways:
         if number < way.fewest_texts:
@@ -155,13 +155,13 @@ def _texts(run: CompressionRun, known: Run | None, stage: str) -> list[Calibrati
 
 
 def _documents(texts: Sequence[CalibrationText]) -> list[str]:
-    """Texts that speed is measured with: the different documents; all where there are none."""
+    """Texts for the speed measurement: the distinct documents, or all texts if there are none."""
     documents = [text.text for text in texts if text.role == "document"]
     return list(dict.fromkeys(documents or [text.text for text in texts]))
 
 
 def _registered_run(reference: str, tracking_uri: str, storage: str) -> Run | None:
-    """The run that trained a registered model, from MLflow; None: rayembed did not train it.
+    """The run that trained a registered model, from MLflow; None if rayembed did not train it.
 
     Args:
         storage: where a run on disk is looked for, of whose storage MLflow has the name alone.
@@ -181,7 +181,7 @@ def _registered_run(reference: str, tracking_uri: str, storage: str) -> Run | No
 
 
 def _made(known: Ready, way: Compression) -> CompressedModel:
-    """The variant of a way, made unless it is there."""
+    """The variant of a method, made if it does not exist."""
     run = known.run
     place = join(run.placement.storage_path, "compressed", run.title)
     with doing(f"compressing by {way.label}"):
@@ -201,7 +201,7 @@ def make_smaller(
     folder: Path,
     texts: Sequence[CalibrationText],
 ) -> str:
-    """Apply ways to a model, one after the other, unless the result is there; return its folder.
+    """Apply compression methods to a model in turn, unless the result exists; return its folder.
 
     Args:
         place: folder in storage of all variants.
@@ -241,7 +241,9 @@ def _score(run: CompressionRun, label: str, made: CompressedModel) -> ModelScore
 def _measured(
     run: CompressionRun, variants: Sequence[Scored[CompressedModel]], documents: Sequence[str]
 ) -> tuple[Scored[CompressedModel], ...]:
-    """The variants with their speed: the best of rounds in which each has its turn."""
+    """The variants with their speed: each is the best of several rounds, which alternate between
+    variants.
+    """
     settings = run.speed
     if settings is None:
         return tuple(variants)
@@ -268,7 +270,7 @@ def _measured(
 def calibration_texts(
     settings: CalibrationConfig, run: Run | None, stage: str, *, model: str
 ) -> list[CalibrationText]:
-    """Different texts in the order of their draw, as many as the settings ask for.
+    """Distinct texts in the order of their draw, as many as the settings request.
 
     Of a run both sides of its rows are taken in turn, each with its instruction; of a batch plan
     nothing is held out. Of files the first rows are drawn from, twenty for each text.
@@ -349,7 +351,7 @@ def _of_files(
 
 
 def run_of_folder(folder: Path) -> Run | None:
-    """The run in whose folder a model lies, `<run>/models/<stage>`; None: it lies elsewhere."""
+    """The run whose folder contains the model, `<run>/models/<stage>`; None if there is none."""
     path = folder.resolve().parent.parent / RUN_FILE
     if folder.resolve().parent.name != "models" or not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""Base class of the ways to compress a model: what each gets, and what it gives back.
+"""Base class of the compression methods: their inputs and results.
 
 A way is one file of `compression/`: its settings, and a function from a model's folder to another.
 
@@ -17,7 +17,7 @@ from rayembed.config.types import Role
 
 
 class CalibrationText(NamedTuple):
-    """A text as the model meets it in use."""
+    """A text with the role and instruction that the model uses it with."""
 
     text: str
     role: Role = "document"
@@ -27,13 +27,14 @@ class CalibrationText(NamedTuple):
 
 @dataclass(frozen=True)
 class CompressionSource:
-    """The model that is compressed."""
+    """The model to compress."""
 
     folder: Path
-    """One that `models.load.load_model` reads."""
+    """Folder that `models.load.load_model` reads."""
     texts: Sequence[CalibrationText] = ()
-    """Calibration texts, of the model's training data if these are known; a way that does not need
-    them may get none."""
+    """Calibration texts, from the model's training data if known; may be empty for a method that
+    does not need them.
+    """
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Compressed:
 
     @property
     def compressed(self) -> int:
-        """Weights that were pruned, quantised or removed."""
+        """Number of weights that were pruned, quantised or removed."""
         return sum(changed for _, changed in self.by_part.values())
 
     def write(self, way: "Compression", source: Path, folder: Path, **more: Any) -> None:
@@ -82,18 +83,20 @@ class Compressed:
 
 
 class Compression(Settings):
-    """Settings of one way to make a model smaller or faster, and from one folder to another."""
+    """Settings of one compression method, and the method itself, which writes a
+    new model folder.
+    """
 
     kind: str
 
     needs_texts: ClassVar[bool] = False
-    """Whether it looks at what calibration texts do in the model."""
+    """Whether the method needs calibration texts."""
     is_cut: ClassVar[bool] = False
-    """Whether what is left is a whole smaller model, which is trained on as any other."""
+    """Whether the result is a complete smaller model that can be trained further."""
 
     @property
     def fewest_texts(self) -> int:
-        """Fewest calibration texts that it takes."""
+        """Minimum number of calibration texts."""
         return int(self.needs_texts)
 
     @property
@@ -102,7 +105,7 @@ class Compression(Settings):
         return self.kind
 
     def check(self, folder: Path) -> None:
-        """Check by the files of a model, without its weights, that this way can take it.
+        """Check from the model's files, without loading weights, that the method can compress it.
 
         Raises:
             ConfigError: it cannot, with the reason; or a package is missing, with its command.
@@ -123,7 +126,7 @@ class Compression(Settings):
 
 
 class Calibrated(Compression):
-    """A way that looks at what calibration texts do in the model."""
+    """A method that uses calibration texts."""
 
     needs_texts: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""Graphs for runtimes of CPUs: settings, and from a model to a folder of its graphs.
+"""Graphs for CPU runtimes: settings, and the export of a model into a folder of graphs.
 
 A model is traced, converted, compared with its graph, and written.
 """
@@ -33,35 +33,39 @@ LEAST_TEXTS = 8
 """Fewest calibration texts for static ranges."""
 
 LARGEST_BYTES = 2_000_000_000
-"""Maximum weights of a model in float32: one file of ONNX holds 2 GiB."""
+"""Maximum bytes of a model's float32 weights: one ONNX file holds 2 GiB."""
 
 _FLOAT_ERROR = 1e-4
-"""Maximum difference of a float32 graph's unit vectors from the model's, number by number."""
+"""Maximum difference between unit vectors of a float32 graph and of the model, per component."""
 
 
 class CpuGraph(Compression):
-    """A graph that a runtime for CPUs computes, from token ids and masks to unit vectors."""
+    """A graph for a CPU runtime, from token ids and masks to unit vectors."""
 
     runtime: ClassVar[Runtime]
     suffix: ClassVar[str]
     """Ending of the graph's file."""
     packages: ClassVar[tuple[str, ...]]
-    """Modules that make the graph."""
+    """Modules needed to make the graph."""
     needs_texts: ClassVar[bool] = True
-    """Ranges of activations are taken from texts, and all are compared with the model on some."""
+    """Static ranges need texts, and every graph is compared with the model on some."""
 
     precision: GraphPrecision = "int8-dynamic"
-    """Numbers of linear layers and experts. `float32`: as the model computes. `int8-dynamic`: int8
-    weights, and activations scaled to int8 by what each batch holds. `int8-static`: activations
-    scaled by what calibration texts showed. All but linear layers and experts stays float."""
+    """Number type of linear layers and experts. `float32`: as the model computes. `int8-dynamic`:
+    int8 weights, and activations scaled to int8 by what each batch holds. `int8-static`:
+    activations scaled by what calibration texts showed. All but linear layers and experts stays
+    float.
+    """
     skip: tuple[str, ...] | None = None
     """Patterns of names of parameters that stay float32, such as `*.output.dense.weight`; null: all
-    that stands outside of the transformers' layers. Routers of experts always do."""
+    outside of the transformers' layers. Routers of experts always do.
+    """
     max_texts: PositiveInt = 128
-    """Calibration texts that are used, of all that there are."""
+    """Maximum number of calibration texts used."""
     least_cosine: float = Field(default=0.9, ge=-1, le=1)
-    """Lowest mean cosine between vectors of the graph and of the model over calibration texts; a
-    graph below it is not written."""
+    """Lowest allowed mean cosine between vectors of the graph and of the model over calibration
+    texts; below it no graph is written.
+    """
 
     @property
     def label(self) -> str:
@@ -70,16 +74,16 @@ class CpuGraph(Compression):
 
     @property
     def fewest_texts(self) -> int:
-        """Ranges need some, a comparison of vectors one."""
+        """Static ranges need several texts; the comparison of vectors needs one."""
         return LEAST_TEXTS if self.precision == "int8-static" else 1
 
     @property
     def floats(self) -> Floats:
-        """Number type of what is not int8."""
+        """Number type of all operations that are not int8."""
         return "float32"
 
     def check(self, folder: Path) -> None:
-        """Check that packages are there and that the model's passes can be traced.
+        """Check that the packages are installed and that the model's passes can be traced.
 
         Raises:
             ConfigError: they cannot, with the reason; or a package is missing, with its command.
@@ -101,7 +105,7 @@ class CpuGraph(Compression):
             trace(model)  # one in a published layout is traced when it is loaded, before all else
 
     def compress(self, source: CompressionSource, output: Path) -> Compressed:
-        """Write the graph and what stands beside it.
+        """Write the graph and the files next to it.
 
         Raises:
             ConfigError: as `check`; or calibration texts too few for static ranges.
@@ -175,7 +179,7 @@ class CpuGraph(Compression):
         raise TypeError(f"{type(self).__name__} converts no graph")
 
     def int8_weights(self, target: Path) -> int:
-        """Number of int8 weights in a written graph."""
+        """Number of int8 weights in an exported graph."""
         raise TypeError(f"{type(self).__name__} counts no weights")
 
 
@@ -195,7 +199,7 @@ def _write_files(
     *,
     instructions: Mapping[str, str] | None = None,
 ) -> None:
-    """Write all files of a model but its weights, in whose place graphs of a CPU runtime stand.
+    """Write all files of a model except its weights, which the graphs replace.
 
     Every architecture has the layout of those that need rayembed to load, bi-encoders too.
 
@@ -234,7 +238,7 @@ def _write_graph(
     *,
     context: bool = False,
 ) -> None:
-    """Write one graph beside which nothing is left of the way to it."""
+    """Write one graph without intermediate files."""
     from rayembed_extras.compression.trace import prepare, write_onnx
 
     plain = target.with_name(f"plain-{target.stem}.onnx")
@@ -261,7 +265,7 @@ def _tokens(model: "TransformerModel", texts: Sequence[CalibrationText]) -> "lis
 
 
 def _context(model: Any, texts: Sequence[CalibrationText]) -> "Tensor":
-    """(n, C) context of the model's corpus, or of the calibration texts' documents."""
+    """(n, C) context vectors of the model's corpus, or of the calibration texts' documents."""
     from rayembed.models.passes.encoding import PROBES, corpus_context
 
     if model.corpus is not None and len(model.corpus):
@@ -275,7 +279,7 @@ def _context(model: Any, texts: Sequence[CalibrationText]) -> "Tensor":
 def _inputs(
     model: "TransformerModel", tokens: "Sequence[Tokens]", context: "Tensor | None"
 ) -> "list[dict[str, np.ndarray]]":
-    """Each text as a graph's micro-batch; without padding, which is no part of any text."""
+    """Each text as a micro-batch of the graph, without padding."""
     more = {} if context is None else {"context": context.numpy()}
     return [
         {name: value.numpy() for name, value in model.tokenizer.collate([one]).items()} | more
@@ -284,7 +288,7 @@ def _inputs(
 
 
 def _check_number(way: CpuGraph, folder: Path, graph: GraphConfig, asked: int) -> None:
-    """Count the int8 weights of what was written.
+    """Check the number of int8 weights in the exported graph.
 
     Raises:
         ArtifactError: they are not those that were asked for.
@@ -305,7 +309,7 @@ def _compare(
     tokens: "Sequence[Tokens]",
     context: "Tensor | None",
 ) -> dict[str, float]:
-    """Mean and lowest cosine between both models' vectors, over micro-batches of many sizes.
+    """Mean and lowest cosine between both models' vectors, over micro-batches of several sizes.
 
     Raises:
         ArtifactError: they are further apart than the way allows.

@@ -1,4 +1,4 @@
-"""Transformers with fewer layers or fewer words, in place: weights and settings together."""
+"""Remove layers or words of a transformer in place, in weights and settings together."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ _KINDS_OF_LAYERS = ("layer_types", "mlp_layer_types", "no_rope_layers")
 
 
 def keep_layers(model: Any, kept: Sequence[int]) -> None:
-    """Keep only these layers of a transformer, in its configuration too, in place.
+    """Keep only the selected layers of a transformer in place, in its configuration too.
 
     Raises:
         ConfigError: its configuration gives layers their kind by a pattern of their places, which
@@ -43,7 +43,8 @@ def keep_layers(model: Any, kept: Sequence[int]) -> None:
 
 
 def keep_words(model: Any, kept: Sequence[int]) -> None:
-    """Keep only these word vectors of a transformer, and number the ids in its settings anew.
+    """Keep only the selected word vectors of a transformer and renumber the token ids in its
+    settings.
 
     Raises:
         ConfigError: other weights go by the ids, or positions are counted from the padding's id.

@@ -1,4 +1,4 @@
-"""8-bit integers, with weights moved to make up for rounding (GPTQ, arXiv 2210.17323).
+"""8-bit integer quantisation that adjusts weights to compensate rounding (GPTQ, arXiv 2210.17323).
 
 Through llm-compressor's functions of single layers, which take second moments of a matrix's inputs:
 (H, H) of H inputs; a matrix is (F, H).
@@ -34,13 +34,13 @@ logger = logging.getLogger(__name__)
 _SILENT = "LLM_COMPRESSOR_LOG_DISABLED"
 
 DAMPING = 0.01
-"""Share of the mean diagonal that is added to the diagonal, as both papers' code does."""
+"""Share of the mean diagonal added to the diagonal, as in both papers' code."""
 
 _DAMPINGS = (DAMPING, 0.1, 1.0)
 
 
 class GPTQ(Calibrated, Quantised):
-    """Weights and inputs as 8-bit integers; what rounding a weight loses, those behind it give.
+    """Quantise weights and inputs to 8-bit integers; later weights compensate each rounding error.
 
     By llm-compressor's function of a layer, inputs of large norm first. Inputs are not rounded
     while weights are solved. The second step of NV-Embed's compression (arXiv 2405.17428, A.3).
@@ -81,7 +81,7 @@ class Hessian:
         self._sums += given.T @ given
 
     def mean(self) -> "Tensor":
-        """The matrix; a copy."""
+        """Return a copy of the matrix."""
         return self._sums * (2 / self.rows)
 
 
@@ -116,7 +116,7 @@ def damping(hessian: "Tensor", name: str) -> float:
 
 
 class GPTQSolver:
-    """Quantises matrices, moving the weights that are not yet rounded."""
+    """Quantises matrices column by column and adjusts the columns not yet rounded."""
 
     def __init__(self, scheme: Scheme) -> None:
         self.weights: Weights = {}
@@ -125,11 +125,11 @@ class GPTQSolver:
         self._solve = library("modifiers.gptq.gptq_quantize").quantize_weight
 
     def begin(self, weight: "Tensor") -> Hessian:
-        """Empty second moments of a matrix's inputs."""
+        """Create empty second moments of a matrix's inputs."""
         return Hessian(weight.shape[1], weight.device)
 
     def solve(self, weight: "Tensor", statistic: Hessian, name: str) -> None:
-        """Quantise the matrix, and put what the quantised weights stand for in its place.
+        """Quantise the matrix and replace it by the dequantised values.
 
         Weights that are zero, as those of a pruned model, stay so.
         """
@@ -152,7 +152,7 @@ class GPTQSolver:
 
 
 def library(module: str) -> Any:
-    """A module of llm-compressor, without its log, which goes to standard output.
+    """Import a module of llm-compressor without its log, which goes to standard output.
 
     Its import takes nine seconds, so that it waits for the first use.
     """

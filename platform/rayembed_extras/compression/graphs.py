@@ -1,5 +1,5 @@
-"""Graphs of models, computed by onnxruntime or OpenVINO on CPUs; neither is imported before a graph
-is run, and neither may send what it was used for over the network.
+"""Run graphs of models by onnxruntime or OpenVINO on CPUs. Both are imported at first use, and
+neither may send usage data over the network.
 """
 
 import os
@@ -16,16 +16,16 @@ from rayembed.errors import ArtifactError, require_packages
 from rayembed_extras.compression.settings import GraphConfig, Runtime
 
 Run = Callable[[Mapping[str, np.ndarray]], np.ndarray]
-"""Takes a graph's inputs by name, others are left out, and gives its output."""
+"""Runs a graph with inputs by name, ignoring unknown ones, and returns its output."""
 
 _TELEMETRY = "openvino_telemetry"
 
 _GROUP = 32
-"""Neighbouring activations that share a scale in OpenVINO's dynamic int8."""
+"""Number of neighbouring activations that share a scale in OpenVINO's dynamic int8."""
 
 
 def import_openvino() -> Any:
-    """The module `openvino`, after `without_telemetry`."""
+    """Import `openvino` with its telemetry off."""
     without_telemetry()
     require_packages("an OpenVINO graph", "compress", "openvino")
     import openvino
@@ -34,7 +34,7 @@ def import_openvino() -> Any:
 
 
 def import_onnxruntime() -> Any:
-    """The module `onnxruntime`, told to report no events."""
+    """Import `onnxruntime` with its event reporting off."""
     require_packages("an ONNX graph", "compress", "onnxruntime")
     import onnxruntime
 
@@ -43,7 +43,7 @@ def import_onnxruntime() -> Any:
 
 
 def without_telemetry() -> None:
-    """Keep OpenVINO and NNCF from reporting their use, in this process.
+    """Stop OpenVINO and NNCF from reporting their use, in this process.
 
     Both report each import and call to Google Analytics unless a file in the user's home says no
     (`opt_in_out --opt_out`), and take a stub where `openvino_telemetry` is not installed. It is

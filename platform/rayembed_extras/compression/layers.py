@@ -1,4 +1,4 @@
-"""Fewer layers: some of a transformer's layers are kept, the others are removed."""
+"""Remove layers of a transformer."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Layers(Compression):
-    """Fewer layers, those that are kept evenly spaced from the first to the last.
+    """Fewer layers: evenly spaced ones from the first to the last are kept.
 
     As DistilBERT starts from every other layer of BERT (arXiv 1910.01108). The vectors of a model
     that was cut are poor until it is trained again, best with the whole model as a teacher. Where
@@ -32,13 +32,13 @@ class Layers(Compression):
 
     kind: Literal["layers"] = "layers"
     share: float | None = Field(default=None, gt=0, lt=1)
-    """Share of the layers that is kept, rounded to a whole number."""
+    """Share of layers to keep, rounded to a whole number."""
     number: PositiveInt | None = None
-    """Number of layers that is kept, in place of a share."""
+    """Number of layers to keep, instead of a share."""
     which: tuple[int, ...] = ()
-    """The layers that are kept, counted from 0, in place of a share or a number."""
+    """Indices of the layers to keep, from 0, instead of a share or a number."""
     part: Literal["backbone", "encoder"] = "backbone"
-    """The pretrained part that is cut."""
+    """Name of the pretrained part to cut."""
 
     @property
     def label(self) -> str:
@@ -61,7 +61,7 @@ class Layers(Compression):
         return self
 
     def check(self, folder: Path) -> None:
-        """Check that the model has such layers and that its settings can say what is left."""
+        """Check that the model has these layers and that its settings can describe the result."""
         from rayembed.models.loading.load import empty_model
 
         _cut(self, empty_model(folder))
@@ -86,7 +86,7 @@ class Layers(Compression):
 
 
 def evenly_spaced(whole: int, kept: int, fits: Callable[[int, int], bool]) -> list[int]:
-    """The layers, of so many, that take the places 0 to `kept` - 1 of the smaller model.
+    """Indices of `kept` layers, evenly spaced over all layers.
 
     Args:
         fits: whether a layer can stand at a place: `fits(layer, place)`.
@@ -110,7 +110,7 @@ def evenly_spaced(whole: int, kept: int, fits: Callable[[int, int], bool]) -> li
 
 
 def _check_same(model: "TransformerModel", folder: Path, texts: Sequence[CalibrationText]) -> None:
-    """Check that a model that was written gives the vectors of the one in memory, to the bit.
+    """Check that the saved model gives exactly the vectors of the model in memory.
 
     Raises:
         ArtifactError: it does not, or it cannot be loaded.

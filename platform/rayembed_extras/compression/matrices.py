@@ -1,4 +1,4 @@
-"""The matrices of a model that compression may change: linear layers, and experts one by one.
+"""Matrices of a model that compression may change: linear layers, and each expert's matrices.
 
 A matrix is seen as (F, H), F outputs and H inputs, whatever way its parameter lies in memory, since
 groups of 2:4 and statistics of inputs run along the inputs. E experts, N tokens.
@@ -28,28 +28,28 @@ PARTS = ("embeddings", "attention", "mlp", "experts", "router", "norms", "head",
 
 @dataclass(frozen=True)
 class Matrix:
-    """One parameter that holds a matrix, or one of each expert."""
+    """A parameter that holds one matrix, or one for each expert."""
 
     name: str
     """Name of the parameter in the model's `state_dict`."""
     module: nn.Module
     attribute: str
-    """Its name in the module."""
+    """Name of the parameter in its module."""
     slices: tuple[Tensor, ...]
-    """(F, H) views of the parameter: a single one, or one of each expert."""
+    """(F, H) views of the parameter: one, or one for each expert."""
 
     @property
     def width(self) -> int:
-        """Its inputs H."""
+        """Number of inputs H."""
         return int(self.slices[0].shape[1])
 
     def told(self, place: int) -> str:
-        """Name of a slice in messages."""
+        """Summary of a slice for messages."""
         return f"{self.name}, expert {place}" if len(self.slices) > 1 else self.name
 
 
 def matrices_of(model: TransformerModel, skip: Sequence[str] | None) -> list[Matrix]:
-    """Matrices that are compressed, in the order of the model's parameters.
+    """Matrices to compress, in the order of the model's parameters.
 
     Args:
         skip: patterns of names of parameters that are left alone beside the architecture's routers;
@@ -83,7 +83,7 @@ def matrices_of(model: TransformerModel, skip: Sequence[str] | None) -> list[Mat
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a parameter's name is one of the patterns'."""
+    """Whether a parameter's name matches one of the patterns."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -141,7 +141,7 @@ def part_of(model: TransformerModel, name: str) -> str:
 def inputs_of(
     module: nn.Module, given: Sequence[Any], named: Mapping[str, Any]
 ) -> Iterator[tuple[str, int, Tensor]]:
-    """Rows (N, H) that each matrix of a module is about to multiply: attribute, slice, rows.
+    """Inputs (N, H) of each matrix in a module's call: attribute, slice, rows.
 
     Of experts the rows are those of the tokens that were routed to each.
 
@@ -177,7 +177,9 @@ def _in_module(name: str, module: nn.Module) -> Iterator[Matrix]:
 
 
 def _is_fused(module: nn.Module) -> bool:
-    """Whether it holds the experts of a layer as transformers does: (E, ·, ·) parameters."""
+    """Whether the module holds all experts of a layer as (E, ·, ·) parameters,
+    like transformers.
+    """
     down = getattr(module, "down_proj", None)
     return isinstance(down, nn.Parameter) and down.ndim == 3 and bool(_fused_attributes(module)[1:])
 

@@ -1,4 +1,4 @@
-"""Speed and memory of saved models on this machine, each in a process of its own."""
+"""Measure speed and memory of saved models on this machine, each in its own process."""
 
 import gc
 import multiprocessing
@@ -18,27 +18,30 @@ _IMPORTED_ONCE = [
     "transformers.modeling_utils",
     "transformers.generation.candidate_generator",
 ]
-"""Six to ten seconds of imports, which all processes that measure have from one that forks them."""
+"""Imports of six to ten seconds that a parent process does once for all measuring processes."""
 
 _WARM_UP = 32
-"""Texts of the first pass."""
+"""Number of texts in the first pass."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one process saw of a model."""
+    """Measurements of a model in one process."""
 
     documents_per_second: float
-    """Texts embedded a second, tokenised in that time; a first pass over a few does not count."""
+    """Texts embedded a second, including tokenisation; a first pass over a few texts is not
+    counted.
+    """
     memory: int
-    """Bytes that the process holds more, after a pass over a few texts, than before it loaded the
-    model, whose libraries it had loaded before."""
+    """Bytes that loading the model and a pass over a few texts add to the process; libraries are
+    loaded before.
+    """
 
 
 def measure(
     folder: Path, documents: Sequence[str], *, dtype: Dtype | None, threads: int
 ) -> Measured:
-    """Speed and memory of a model on the CPU, in a new process.
+    """Measure speed and memory of a model on the CPU, in a new process.
 
     Args:
         documents: different texts.

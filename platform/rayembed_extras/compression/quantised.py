@@ -1,4 +1,4 @@
-"""Weights of 8 bits for GPUs, each rounded to the nearest (int8, fp8); base of GPTQ.
+"""Round weights to 8 bits (int8, fp8) for GPUs, to the nearest value; base of GPTQ.
 
 Weights are 8 bits wide with one scale for each output of a layer, inputs are rounded to 8 bits with
 one scale for each token when the model runs. The files are in compressed-tensors format, which
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rayembed_extras.compression.matrices import Matrix
 
 Scheme = Literal["INT8", "FP8_DYNAMIC"]
-"""How weights and inputs are rounded to 8 bits, in the words of compressed-tensors."""
+"""Names of the 8-bit rounding schemes of weights and inputs in compressed-tensors."""
 
 
 class Quantity(NamedTuple):
@@ -51,16 +51,17 @@ class Quantised(Compression):
     """Rounds the weights of linear layers to 8 bits, and their inputs when the model runs."""
 
     skip: tuple[str, ...] | None = None
-    """Patterns of names of parameters that are left alone, such as `*.attention.*`; null: all that
-    stands outside of the transformers' layers, heads and poolings included. Routers of experts,
-    embeddings, norms and biases are never quantised."""
+    """Patterns of names of parameters that are left alone, such as `*.attention.*`; null: all
+    outside of the transformers' layers, including heads and poolings. Routers of experts,
+    embeddings, norms and biases are never quantised.
+    """
 
     scheme: ClassVar[Scheme] = "INT8"
     packages: ClassVar[tuple[str, ...]] = ("compressed_tensors",)
-    """What the way needs beyond rayembed's own requirements."""
+    """Packages needed beyond rayembed's own requirements."""
 
     def check(self, folder: Path) -> None:
-        """Check packages, and that all layers that are quantised can be read by transformers."""
+        """Check packages, and that transformers can read all quantised layers."""
         from rayembed.models.loading.load import empty_model
         from rayembed.models.loading.saved_folder import SETTINGS_FILE
         from rayembed_extras.compression.calibration import check_layers
@@ -110,12 +111,12 @@ class Quantised(Compression):
         matrices: "Sequence[Matrix]",
         texts: Sequence[CalibrationText],
     ) -> Weights:
-        """Quantised weights by the parameters' names; here each is rounded to the nearest."""
+        """Quantised weights by parameter name, each rounded to the nearest value."""
         return nearest_weights(self.scheme, matrices)
 
 
 class Int8(Quantised):
-    """Weights and inputs as 8-bit integers, symmetric around zero; it looks at no texts."""
+    """8-bit integer weights and inputs, symmetric around zero; no calibration texts."""
 
     kind: Literal["int8"] = "int8"
 
@@ -123,7 +124,7 @@ class Int8(Quantised):
 
 
 class Fp8(Quantised):
-    """Weights and inputs as E4M3 numbers, which GPUs from Ada and Hopper on multiply; no texts."""
+    """E4M3 weights and inputs, for GPUs from Ada and Hopper on; no calibration texts."""
 
     kind: Literal["fp8"] = "fp8"
 
@@ -138,7 +139,7 @@ def arguments(scheme: Scheme) -> Any:
 
 
 def scale_of(weight: "Tensor", scheme: Scheme) -> "Tensor":
-    """(F, 1) scales of the rows of a matrix, in its type."""
+    """(F, 1) scale of each row of a matrix, in the matrix's number type."""
     from compressed_tensors.quantization.utils import calculate_qparams
 
     rows = weight.float()
@@ -149,7 +150,7 @@ def scale_of(weight: "Tensor", scheme: Scheme) -> "Tensor":
 
 
 def rounded(weight: "Tensor", scale: "Tensor", scheme: Scheme) -> "Tensor":
-    """(F, H) values nearest to a matrix's weights over their scales."""
+    """(F, H) nearest representable values of the weights divided by their scales."""
     import torch
 
     scaled = weight.float() / scale.float()
@@ -198,7 +199,7 @@ def _check_form(way: Quantised, model: "TransformerModel", chosen: "Sequence[Mat
 def _check_names(
     way: Quantised, model: "TransformerModel", chosen: "Sequence[Matrix]", folder: Path
 ) -> None:
-    """Check that the files of a saved model have the names that it has in memory."""
+    """Check that the files of a saved model use the parameter names of the model in memory."""
     from rayembed.models.loading.files import read_header, weight_paths
     from rayembed.models.loading.saved_folder import part_folder
 
@@ -220,7 +221,7 @@ def _check_names(
 def _write_part(
     scheme: Scheme, name: str, part: Any, weights: Mapping[str, Quantity], folder: Path
 ) -> None:
-    """Put the quantised weights in the place of a saved part's own, and say so in its settings."""
+    """Replace the weights of a saved part by the quantised ones and record it in its settings."""
     import safetensors.torch
     from torch import nn
 
@@ -257,7 +258,7 @@ def _write_part(
 
 
 def _quantization_config(scheme: Scheme, ignored: Sequence[str]) -> dict[str, Any]:
-    """What config.json says of quantised weights, as transformers and vLLM read it."""
+    """Entry of config.json that describes the quantised weights to transformers and vLLM."""
     from compressed_tensors.quantization import (
         QuantizationConfig,
         QuantizationStatus,
@@ -281,7 +282,7 @@ def _quantization_config(scheme: Scheme, ignored: Sequence[str]) -> dict[str, An
 def _check_written(
     way: Quantised, model: "TransformerModel", weights: Mapping[str, Quantity], folder: Path
 ) -> None:
-    """Check types in the files, and that the model comes back with the weights that were made and
+    """Check number types in the files, and that the reloaded model has the quantised weights and
     embeds texts.
 
     Raises:

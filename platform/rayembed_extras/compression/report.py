@@ -1,4 +1,4 @@
-"""The report of a compression: a table, a plot, MLflow, and a version of each variant."""
+"""Report of a compression: a table, a plot, MLflow, and a registered version of each variant."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ from rayembed_extras.compression.run_settings import CompressionRun
 
 
 def tables(result: CompressionResult) -> list[Table]:
-    """All tables: the variants, their score of each task, the parts of their weights."""
+    """All tables: variants, their scores by task, and compressed shares by part."""
     original = result.variants[0].made
 
     def figures(made: CompressedModel) -> dict[str, object]:
@@ -52,7 +52,7 @@ def tables(result: CompressionResult) -> list[Table]:
 
 
 def parts_table(result: CompressionResult) -> Table:
-    """A row for each variant: the share of each part's weights that was compressed."""
+    """Row for each variant with the compressed share of each part's weights."""
     rows = []
     for one in result.variants[1:]:
         parts = one.made.by_part.items()
@@ -63,7 +63,7 @@ def parts_table(result: CompressionResult) -> Table:
 
 
 def score_by_bytes(result: CompressionResult) -> bytes | None:
-    """A PNG with a point for each variant: mean score against bytes on disk; None without scores.
+    """PNG with a point for each variant: mean score against bytes on disk; None without scores.
 
     The line joins variants of which none smaller scores as high.
     """
@@ -88,7 +88,9 @@ def score_by_bytes(result: CompressionResult) -> bytes | None:
 
 
 def write_report(result: CompressionResult) -> str:
-    """Folder in storage of the report's files: settings, `variants.md`, `.csv` and `.png`."""
+    """Write the report (settings, `variants.md`, `.csv` and `.png`); return its
+    folder in storage.
+    """
     run = result.run
     folder = join(run.placement.storage_path, "compressed", run.title)
     for name, data in _files(result).items():
@@ -106,7 +108,7 @@ def _files(result: CompressionResult) -> dict[str, bytes]:
 
 
 def open_tracker(run: CompressionRun, tracking_uri: str) -> Tracker:
-    """The MLflow run of a compression, continued if it exists; to be closed.
+    """Open the MLflow run of a compression, or continue it; the caller closes it.
 
     Raises:
         TrackingError: MLflow is away or refuses.
@@ -127,12 +129,12 @@ def open_tracker(run: CompressionRun, tracking_uri: str) -> Tracker:
 
 
 def _kept(run: CompressionRun) -> Path:
-    """Folder of what MLflow may not have yet."""
+    """Folder of records that MLflow may not have received."""
     return cache_folder() / "compression-runs" / run.fingerprint
 
 
 def track(result: CompressionResult, tracker: Tracker) -> dict[str, str]:
-    """Tell MLflow of all variants; the version of each by its label, where they are registered.
+    """Log all variants to MLflow; return the version of each by its label, if they are registered.
 
     Raises:
         TrackingError: MLflow is away or refuses.
@@ -152,7 +154,7 @@ def track(result: CompressionResult, tracker: Tracker) -> dict[str, str]:
 
 
 def _figures(made: CompressedModel) -> dict[str, float]:
-    """What a variant takes and gives besides scores."""
+    """Size, speed and other figures of a variant without its scores."""
     found = {"bytes_on_disk": float(made.bytes_on_disk)}
     if made.share is not None:
         found["compressed_share"] = made.share
@@ -165,7 +167,7 @@ def _figures(made: CompressedModel) -> dict[str, float]:
 def _registered(
     result: CompressionResult, variant: Scored[CompressedModel], tracker: Tracker
 ) -> str:
-    """The variant's version, with its scores, how it was made and its figures as tags.
+    """Register the variant; its scores, compression method and figures become tags.
 
     No alias is moved: `register_model --promote` with its gates does that.
     """
@@ -199,7 +201,7 @@ def print_report(
     tracking_uri: str,
     versions: Mapping[str, str],
 ) -> None:
-    """Print the tables, where everything is, and what to run next."""
+    """Print the tables, the addresses of all results, and the next command."""
     printer = console(out, soft_wrap=True)
     for table in tables(result):
         printer.print(table)
@@ -215,8 +217,8 @@ def print_report(
 
 
 def _best(variants: Sequence[Scored[CompressedModel]]) -> Scored[CompressedModel]:
-    """The fastest variant (the smallest, if speed is not known) of those with the highest mean
-    score or no more than a hundredth of it below; all count as such where none is scored.
+    """The fastest variant (the smallest, if speed is not known) of those whose mean score is within
+    0.01 of the highest; of all if none is scored.
     """
 
     def is_near(best: Scored[CompressedModel], other: Scored[CompressedModel]) -> bool:

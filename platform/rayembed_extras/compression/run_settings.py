@@ -1,4 +1,4 @@
-"""A compression: which model is made smaller in which ways, and what the variants are scored on."""
+"""Settings of a compression: the model, the methods, and the tasks that score the variants."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +22,7 @@ else:
 
 
 class CalibrationConfig(Settings):
-    """Texts by which ways see what a model does; of several ways all see the same ones."""
+    """Calibration texts; all methods use the same ones."""
 
     path: Reference | None = None
     """A file, folder, prefix or pattern of Parquet, JSONL, CSV or TSV files. None: the batch plan
@@ -32,22 +32,24 @@ class CalibrationConfig(Settings):
     queries: Column | None = None
     """Column of queries in the files at `path`; None: there are none."""
     number: PositiveInt = 256
-    """Texts that are drawn."""
+    """Number of texts to draw."""
     seed: Seed = 0
     """Seed of the draw."""
 
 
 class SpeedConfig(Settings):
-    """How the speed of each variant is measured."""
+    """Settings of the speed measurement of each variant."""
 
     documents: PositiveInt = 256
-    """Documents among the calibration texts that are embedded in a round; all where these are
-    fewer, and all kinds of texts where there are none."""
+    """Number of calibration documents embedded in a round; all if there are fewer, and texts of any
+    role if there are none.
+    """
     rounds: PositiveInt = 3
-    """Rounds, in each of which every variant has its turn in a process of its own; the fastest
-    counts."""
+    """Number of rounds; each measures every variant once in its own process, and the fastest
+    counts.
+    """
     threads: PositiveInt | None = None
-    """Threads of a process; None: as many as the machine has cores."""
+    """Threads of a process; None: the number of the machine's cores."""
 
 
 class CompressionPlacement(EvaluationPlacement):
@@ -56,26 +58,31 @@ class CompressionPlacement(EvaluationPlacement):
     experiment: str = "rayembed-compression"
     """MLflow experiment."""
     registered_model: str | None = None
-    """Name in MLflow's registry under which each variant becomes a version; None: none does."""
+    """Name in MLflow's registry under which each variant becomes a version; None:
+    no registration.
+    """
 
 
 class CompressionRun(Scores, Document):
-    """A model, the ways in which it is compressed, and the tasks that score each variant."""
+    """A model, the compression methods to apply, and the tasks that score each variant."""
 
     name: FileName | None = None
-    """Name of the run and of the folder of its variants; None: `compressed-` and the
-    fingerprint."""
+    """Name of the run and of the folder of its variants; None: `compressed-` and
+    the fingerprint.
+    """
     model: ModelUnderTest
-    """The model; its number type, lengths and prompts hold for every variant."""
+    """The model; its number type, lengths and prompts apply to every variant."""
     ways: Annotated[tuple[AnyCompression, ...], Field(min_length=1)]
-    """Ways to compress it, each from the whole model."""
+    """Compression methods, each applied to the original model."""
     calibration: CalibrationConfig = CalibrationConfig()
     speed: SpeedConfig | None = SpeedConfig()
     """None: speed and memory are not measured."""
     placement: CompressionPlacement = CompressionPlacement()
 
     def identity(self, write: Callable[[str], str] | None = None) -> dict[str, Any]:
-        """Settings on which variants and scores depend; how speed is measured is none of them."""
+        """Settings that decide variants and scores; settings of the speed measurement
+        are excluded.
+        """
         return {name: value for name, value in super().identity(write).items() if name != "speed"}
 
     @property

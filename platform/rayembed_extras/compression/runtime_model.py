@@ -1,4 +1,4 @@
-"""Models whose passes are graphs of a CPU runtime, behind the contract of every other model.
+"""Models that run as graphs of a CPU runtime, with the interface of every other model.
 
 B texts of a micro-batch, D embedding width, C width of context vectors.
 """
@@ -33,7 +33,7 @@ from rayembed_extras.compression.settings import RUNTIME_PACKAGES, GraphConfig
 
 
 class RuntimeModel(TransformerModel):
-    """A model without torch weights: tokens and lengths as of its architecture, passes by graphs.
+    """A model without torch weights: tokenisation as in its architecture, forward passes by graphs.
 
     It computes on the CPU wherever it is moved to, in the number types of its graphs, and cannot be
     trained.
@@ -63,12 +63,12 @@ class RuntimeModel(TransformerModel):
 
     @property
     def parts(self) -> dict[str, Any]:
-        """None: the pretrained models are within the graph."""
+        """None: the graph contains the pretrained models."""
         return {}
 
     @property
     def device(self) -> torch.device:
-        """The CPU."""
+        """The CPU device."""
         return torch.device("cpu")
 
     def forward(self, batch: dict[str, Tensor], context: Tensor | None = None) -> EmbedOutput:
@@ -88,13 +88,13 @@ class RuntimeModel(TransformerModel):
         return _of_graph(self._context, batch)
 
     def set_corpus(self, vectors: Tensor | None) -> None:
-        """Set the context of all texts that come without one; raises as `forward`."""
+        """Set the context for all texts that have none of their own; raises as `forward`."""
         if not self.uses_context:
             super().set_corpus(vectors)
         self.corpus = None if vectors is None else self._checked(vectors.detach().clone().float())
 
     def no_context(self) -> Tensor:
-        """(0, C) context of no documents."""
+        """(0, C) context of zero documents."""
         if not self.uses_context:
             return super().no_context()
         return torch.empty(0, self.graph.context_width)
@@ -114,11 +114,11 @@ class RuntimeModel(TransformerModel):
         return context
 
     def train(self, mode: bool = True) -> "RuntimeModel":
-        """The model, in evaluation mode whatever is asked."""
+        """Return the model, which always stays in evaluation mode."""
         return super().train(False)
 
     def load_state_dict(self, *_: Any, **__: Any) -> Any:
-        """Refuse, as there are no weights.
+        """Refuse, as the model has no torch weights.
 
         Raises:
             ConfigError: always.
@@ -139,7 +139,7 @@ class RuntimeModel(TransformerModel):
 
 
 def load_runtime_model(folder: Path) -> RuntimeModel:
-    """The model of the folder's graphs, which are opened when they are first run.
+    """Load the model of a folder's graphs; the graphs are opened at their first use.
 
     Raises:
         ArtifactError: no such model, or files are missing.
@@ -158,7 +158,7 @@ def load_runtime_model(folder: Path) -> RuntimeModel:
 
 
 def read_graph(folder: Path) -> GraphConfig:
-    """How the graphs of a saved model are run.
+    """Read the graph settings of a saved model.
 
     Raises:
         ArtifactError: the folder's settings have none, or such as do not hold.
@@ -172,7 +172,7 @@ def read_graph(folder: Path) -> GraphConfig:
 
 
 def check_graph(folder: Path) -> GraphConfig:
-    """Settings of the graphs in a folder, after checking that their files are there.
+    """Graph settings of a folder, after checking that the graph files exist.
 
     Raises:
         ArtifactError: one is missing, or as `read_graph`.
@@ -190,12 +190,12 @@ def check_graph(folder: Path) -> GraphConfig:
 
 
 def runtime_packages(folder: Path) -> tuple[str, ...]:
-    """The package of the runtime of a folder's graphs."""
+    """Package of the runtime that a folder's graphs need."""
     return (RUNTIME_PACKAGES[read_graph(folder).runtime],)
 
 
 GRAPH = FolderFormat(load_runtime_model, check_graph, runtime_packages)
-"""Folders whose `rayembed.json` has the settings of graphs."""
+"""Loader for folders whose `rayembed.json` has graph settings."""
 
 
 def _of_graph(graph: Graph, batch: Mapping[str, Tensor]) -> Tensor:

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 _MULTIPLIES = ("MatMul", "Gather")
-"""Kinds of nodes that NNCF makes int8: products, and looking up of embeddings."""
+"""Node types that NNCF makes int8: products and embedding look-ups."""
 
 
 class Onnx(CpuGraph):
-    """An ONNX graph, which onnxruntime computes on CPUs.
+    """An ONNX graph, which onnxruntime runs on CPUs.
 
     int8 weights have a scale for each output; activations one for each batch (dynamic) or one for
     all texts (static, by NNCF: the ranges of onnxruntime's own quantiser cost 4 % of the score).
@@ -35,7 +35,7 @@ class Onnx(CpuGraph):
         products: Sequence[str],
         batches: "Sequence[Mapping[str, np.ndarray]]",
     ) -> None:
-        """Write the graph, with int8 products as asked."""
+        """Write the graph, with int8 products if the precision says so."""
         if self.precision == "float32":
             plain.rename(target)
             return
@@ -61,7 +61,7 @@ class Onnx(CpuGraph):
         onnx.save(_static_int8(model, multiplied, products, batches), str(target))
 
     def int8_weights(self, target: Path) -> int:
-        """Number of int8 weights in a written graph."""
+        """Number of int8 weights in an exported graph."""
         import onnx
 
         graph = onnx.load(str(target), load_external_data=False).graph
@@ -79,7 +79,7 @@ class OpenVINO(CpuGraph):
     packages: ClassVar[tuple[str, ...]] = ("openvino", "nncf")
 
     bfloat16: bool = False
-    """Whether what is not int8 is computed in bfloat16 where the CPU has units for it."""
+    """Whether operations that are not int8 run in bfloat16 if the CPU supports it."""
 
     @property
     def label(self) -> str:
@@ -88,7 +88,7 @@ class OpenVINO(CpuGraph):
 
     @property
     def floats(self) -> Floats:
-        """Number type of what is not int8."""
+        """Number type of all operations that are not int8."""
         return "bfloat16" if self.bfloat16 else "float32"
 
     def convert(
@@ -98,7 +98,7 @@ class OpenVINO(CpuGraph):
         products: Sequence[str],
         batches: "Sequence[Mapping[str, np.ndarray]]",
     ) -> None:
-        """Write the graph and its weights, with int8 products as asked."""
+        """Write the graph and its weights, with int8 products if the precision says so."""
         from rayembed_extras.compression.graphs import import_openvino
 
         openvino = import_openvino()
@@ -126,7 +126,7 @@ class OpenVINO(CpuGraph):
         )
 
     def int8_weights(self, target: Path) -> int:
-        """Number of int8 weights in a written graph."""
+        """Number of int8 weights in an exported graph."""
         from rayembed_extras.compression.graphs import import_openvino
 
         ops = import_openvino().Core().read_model(target).get_ops()
@@ -140,7 +140,7 @@ class OpenVINO(CpuGraph):
 
 
 def _quiet_nncf() -> Any:
-    """The module `nncf`, which reports nothing and says what is wrong alone."""
+    """Import `nncf` with telemetry off and only errors logged."""
     from rayembed_extras.compression.graphs import without_telemetry
 
     without_telemetry()
@@ -152,7 +152,7 @@ def _quiet_nncf() -> Any:
 
 
 def _others(multiplied: Sequence[str], products: Sequence[str]) -> list[str]:
-    """Names of nodes that stay float."""
+    """Names of nodes that stay floating point."""
     chosen = set(products)
     return [name for name in multiplied if name not in chosen]
 
@@ -163,7 +163,7 @@ def _static_int8(
     products: Sequence[str],
     batches: "Sequence[Mapping[str, np.ndarray]]",
 ) -> Any:
-    """Graph of either runtime with int8 products of static ranges, by NNCF.
+    """Make a graph of either runtime with int8 products and static ranges, by NNCF.
 
     It moves large activations into the weights behind them (SmoothQuant, arXiv 2211.10438) and
     corrects the biases.

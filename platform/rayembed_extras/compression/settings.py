@@ -1,4 +1,4 @@
-"""The table of the ways to compress a model, and their settings as a command has them."""
+"""Table of the compression methods, and their settings on the command line."""
 
 import re
 from collections.abc import Mapping
@@ -15,38 +15,38 @@ from rayembed.errors import ConfigError
 from rayembed_extras.compression.contract import Compression
 
 Runtime = Literal["onnx", "openvino"]
-"""What computes a graph: onnxruntime or OpenVINO."""
+"""Library that runs a graph: onnxruntime or OpenVINO."""
 
 RUNTIME_PACKAGES: Mapping[Runtime, str] = {"onnx": "onnxruntime", "openvino": "openvino"}
-"""Runtime → the package, and the module of the same name, that computes its graphs."""
+"""Runtime → the package and module that runs its graphs."""
 
 GraphPrecision = Literal["float32", "int8-dynamic", "int8-static"]
-"""Numbers of a graph's large products: float32, or int8 weights with int8 activations whose range
-is taken from each batch (dynamic) or was measured on calibration texts (static)."""
+"""Number type of a graph's large products: float32, or int8 weights with int8 activations whose
+range comes from each batch (dynamic) or from calibration texts (static).
+"""
 
 Floats = Literal["float32", "bfloat16"]
 
 
 class GraphConfig(Settings):
-    """How the graphs of a model's folder are run: `graph` in its `rayembed.json`."""
+    """Settings for running the graphs of a model's folder: `graph` in its `rayembed.json`."""
 
     runtime: Runtime
-    """What computes them."""
+    """Library that runs the graphs."""
     precision: GraphPrecision = "float32"
-    """Numbers of their large products."""
+    """Number type of large products."""
     floats: Floats = "float32"
-    """Number type of all that is not int8, where the processor has units for it."""
+    """Number type of all operations that are not int8, if the processor supports it."""
     file: FileName
-    """Graph of token ids and masks to unit vectors."""
+    """File of the graph from token ids and masks to unit vectors."""
     context_file: FileName | None = None
-    """Graph of a document's tokens to its context vector, of models that read a text in the context
-    of its corpus."""
+    """File of the graph from a document's tokens to its context vector, for contextual models."""
     context_width: NonNegativeInt = 0
-    """Width of these vectors."""
+    """Width of context vectors."""
     max_context: PositiveInt | None = None
-    """Maximum context documents."""
+    """Maximum number of context documents."""
     added_tokens: NonNegativeInt = 0
-    """Positions that the graph adds to each text, each as expensive as a token."""
+    """Positions that the graph adds to each text; each costs as much as a token."""
 
 
 COMPRESSIONS = SettingsTable(
@@ -62,11 +62,11 @@ COMPRESSIONS = SettingsTable(
         "rayembed_extras.compression.runtimes:OpenVINO",
     ),
 )
-"""All ways to compress a model by their `kind`."""
+"""Compression methods by `kind`."""
 
 
 def settings_in(text: str) -> dict[str, Any]:
-    """Settings of a way from `kind,setting=value,…`, as a command has it.
+    """Parse the settings of a method from `kind,setting=value,…`.
 
     Values are YAML; commas within brackets part no settings: `layers,which=[0,3,5]`.
 

@@ -1,4 +1,6 @@
-"""A family of sizes of one model: each cut from it, trained with it as teacher, and scored."""
+"""A family of smaller models: each is cut from one model, trained with it as
+teacher, and scored.
+"""
 
 import json
 from collections import Counter
@@ -49,10 +51,10 @@ from rayembed_extras.compression.compress import make_smaller
 from rayembed_extras.compression.contract import CalibrationText, Compression
 
 Sizes = Mapping[str, Sequence[Compression]]
-"""Label of a size, also of its run → what is done to the whole model, way after way."""
+"""Label of a size, also used in its run's name → compression methods applied in turn."""
 
 _WHOLE = "all"
-"""Label of the model that the others are cut from."""
+"""Label of the original model."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +62,15 @@ class Member:
     """One model of the family."""
 
     folder: Path
-    """On this machine."""
+    """Path of the model on this machine."""
     place: str
-    """In storage."""
+    """Address of the model in storage."""
     outcome: Outcome | None = None
-    """Its training; None of the whole model."""
+    """Outcome of its training; None for the original model."""
 
     @cached_property
     def figures(self) -> dict[str, object]:
-        """Heading → cell: what it has, what it takes, and its score before it was trained."""
+        """Heading → cell: parameters, bytes, speed, and the score before training."""
         model = empty_model(self.folder)
         backbone = model.parts["backbone"]
         cut = None if self.outcome is None else _own(self.outcome, UNTRAINED)
@@ -87,7 +89,7 @@ def make_sizes(
     texts: str | None = None,
     languages: Sequence[str] = (),
 ) -> list[Scored[Member]]:
-    """Cut, train and score each size; what is there already is not made again.
+    """Cut, train and score each size; existing results are reused.
 
     Args:
         run: data, stages, scores and placement of each size's training; its backbone is the whole
@@ -138,15 +140,15 @@ def make_sizes(
 
 
 def _own(outcome: Outcome, key: ScoreKey) -> ModelScores:
-    """Scores of a model of the run on own tasks, or on all where none is own."""
+    """Scores of a model on the run's own tasks, or on all tasks if none is its own."""
     scores, own = outcome.scores[key], own_tasks(outcome.run)
     tasks = [task for task in scores.tasks if task.name in own]
     return replace(scores, tasks=tasks or scores.tasks)
 
 
 def _whole(run: Run) -> str:
-    """Reference of the whole model that every node can resolve: of a registered one, the version's
-    copy in storage.
+    """Reference of the original model that every node can resolve; for a registered model the
+    version's copy in storage.
     """
     named, placement = run.model.backbone.path, run.placement
     if not named.startswith(SCHEME):
@@ -165,7 +167,8 @@ def _whole(run: Run) -> str:
 
 
 def recovery(run: Run, label: str, reference: str, start: str) -> Run:
-    """The run that trains a size: from its cut folder, with the whole model as teacher.
+    """The run that trains a size: it starts from the cut folder, with the original model as
+    teacher.
 
     A stage that names teachers keeps them and its loss; another gets the whole model's vectors
     beside InfoNCE, as NV-Embed's re-training with distillation (arXiv 2405.17428, appendix A).
@@ -214,7 +217,8 @@ def _distilling(stage: StageConfig, teacher: Teacher) -> dict[str, Any]:
 
 
 def _texts_of(run: Run, files: str | None, languages: Sequence[str]) -> list[CalibrationText]:
-    """The texts whose tokens are kept: of files, or of the training data with its instructions.
+    """Texts that decide which tokens are kept: from files, or the training data with its
+    instructions.
 
     Raises:
         ConfigError: no row is of a language that is asked for.
@@ -248,13 +252,13 @@ def _folder(run: Run) -> str:
 
 
 def sizes_tables(members: Sequence[Scored[Member]]) -> list[Table]:
-    """The report of a family."""
+    """Report tables of a family."""
     title = f"Sizes of {members[0].made.place}"
     return report_tables(title, members, lambda member: member.figures)
 
 
 def write_report(run: Run, members: Sequence[Scored[Member]]) -> str:
-    """Folder in storage of `sizes.md` and `sizes.csv`."""
+    """Write `sizes.md` and `sizes.csv`; return their folder in storage."""
     folder = _folder(run)
     for name, data in report_files("sizes", sizes_tables(members)).items():
         write_atomic(join(folder, name), data)

@@ -1,6 +1,4 @@
-"""The job that makes a family of sizes: from its arguments to runs. Its functions import what they
-need.
-"""
+"""The job that makes a family of sizes from its arguments. Its functions import what they need."""
 
 import argparse
 from pathlib import Path
@@ -46,7 +44,7 @@ class Family(NamedTuple):
 
     @property
     def ways(self) -> list[Compression]:
-        """The ways of all sizes."""
+        """Compression methods of all sizes."""
         return [way for ways in self.sizes.values() for way in ways]
 
 
@@ -73,7 +71,7 @@ def _read(args: argparse.Namespace) -> Family:
 
 
 def _cuts() -> dict[str, type[Compression]]:
-    """Ways whose models are trained on, by their `kind`."""
+    """Compression methods whose results can be trained further, by `kind`."""
     classes = COMPRESSIONS.classes().items()
     return {kind: way for kind, way in classes if issubclass(way, Compression) and way.is_cut}
 
@@ -107,7 +105,7 @@ def _list(context: JobContext) -> None:
 
 
 def _show(family: Family, context: JobContext) -> None:
-    """The training of the sizes, after a look at the files of a model that lies here."""
+    """Show the training runs of the sizes, after checking a local model's files."""
     folder = Path(family.run.model.backbone.path)
     for way in family.ways if folder.is_dir() else ():
         way.check(folder)

@@ -1,4 +1,4 @@
-"""A tokenizer.json with fewer tokens: the same pieces of texts that consist of kept tokens.
+"""Cut a tokenizer.json to fewer tokens; texts of kept tokens are split as before.
 
 WordPiece takes the longest token that fits, Unigram the best sum of scores: neither changes while
 the tokens of a text's pieces are there. BPE merges pair after pair by rank: of a kept token all
@@ -47,7 +47,7 @@ def check_kind(tokenizer: Mapping[str, Any], where: str) -> None:
 def kept_tokens(
     tokenizer: Mapping[str, Any], met: Sequence[int], always: Iterable[int], size: int | None
 ) -> list[int]:
-    """Ids that are kept, in rising order.
+    """Ids to keep, in ascending order.
 
     Args:
         tokenizer: content of a tokenizer.json.
@@ -79,7 +79,7 @@ def kept_tokens(
 
 
 def with_tokens(tokenizer: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any]:
-    """The tokenizer.json with these tokens alone, numbered from 0 in their order."""
+    """The tokenizer.json with these tokens only, renumbered from 0 in their order."""
     made: dict[str, Any] = copy.deepcopy(dict(tokenizer))
     new = {old: number for number, old in enumerate(kept)}
     model = made["model"]
@@ -105,7 +105,7 @@ def with_tokens(tokenizer: Mapping[str, Any], kept: Sequence[int]) -> dict[str, 
 
 
 def ids_of_processors(tokenizer: Mapping[str, Any]) -> set[int]:
-    """Ids of the tokens that are laid around texts."""
+    """Ids of the special tokens added around texts."""
     found: set[int] = set()
     for processor in _processors(tokenizer.get("post_processor")):
         for special in (processor.get("special_tokens") or {}).values():
@@ -115,13 +115,13 @@ def ids_of_processors(tokenizer: Mapping[str, Any]) -> set[int]:
 
 
 class _Merging:
-    """Merges of a BPE tokenizer by their rank."""
+    """Merges of a BPE tokenizer by rank."""
 
     def __init__(self, model: Mapping[str, Any]) -> None:
         self._ranks = {_pair(merge): rank for rank, merge in enumerate(model["merges"])}
 
     def way_to(self, token: str) -> set[str]:
-        """Tokens that the characters of a token become on the way to it."""
+        """Intermediate tokens from which a token is merged."""
         parts, seen = list(token), set(token)
         while len(parts) > 1:
             pairs = list(itertools.pairwise(parts))
@@ -142,7 +142,9 @@ def _ids(model: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _indispensable(model: Mapping[str, Any]) -> Iterator[str]:
-    """Tokens without which texts would become unknown, or unknown ones be weighed otherwise."""
+    """Tokens that must stay so that the tokenisation of texts and the weight of unknown tokens do
+    not change.
+    """
     words = _ids(model)
     if (unknown := model.get("unk_token")) in words:
         yield unknown
@@ -170,7 +172,7 @@ def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
 
 
 def _processors(processor: Any) -> Iterator[dict[str, Any]]:
-    """A post-processor and those within it."""
+    """A post-processor and its nested processors."""
     if processor:
         yield processor
         for one in processor.get("processors", ()):

@@ -1,4 +1,4 @@
-"""A model's passes as ONNX graphs: traced padded passes, of any number of texts and any length.
+"""Export a model's padded passes as ONNX graphs, for any number of texts and any length.
 
 torch.export traces the model and torch.onnx writes what it found. Opset 18 is what quantisers of
 both runtimes know; 23 has attention as one node, which they quantise into graphs that do not load,
@@ -27,13 +27,15 @@ _EXAMPLES = (
     "another text, of more words than the first one has, so that it is padded",
     "a third",
 )
-"""Texts that are traced; what is traced holds for others, which is tested after the export."""
+"""Number of texts to trace; the graph holds for other numbers, as a test
+after the export checks.
+"""
 _CONTEXT = 2
-"""Context documents that are traced."""
+"""Number of context documents to trace."""
 
 
 class Pass(nn.Module):
-    """A pass of a model with its batch as separate arguments, which graphs name."""
+    """A forward pass with the batch as separate named arguments."""
 
     def __init__(self, model: TransformerModel, names: Sequence[str], *, context: bool) -> None:
         super().__init__()
@@ -51,7 +53,7 @@ class Pass(nn.Module):
 
 
 def trace(model: TransformerModel, *, context: bool = False) -> Any:
-    """The model's pass as an exported program; `example` has its inputs by name.
+    """Export the model's pass as a program; `example` has its inputs by name.
 
     Args:
         context: of the pass that embeds context documents.
@@ -82,7 +84,7 @@ def trace(model: TransformerModel, *, context: bool = False) -> Any:
 
 
 def example(model: TransformerModel, *, context: bool) -> dict[str, Tensor]:
-    """Inputs by name that are traced, on the model's device."""
+    """Example inputs by name for tracing, on the model's device."""
     tokens = model.tokenizer(_EXAMPLES, "document")
     batch = model.tokenizer.collate(tokens)
     device = next(model.parameters()).device
@@ -109,7 +111,7 @@ def write_onnx(model: TransformerModel, path: Path, *, context: bool = False) ->
 
 
 def prepare(path: Path, matrices: Sequence[Matrix], model: nn.Module) -> list[str]:
-    """Names of the nodes of a written graph that multiply by one of the matrices.
+    """Names of the nodes in an exported graph that multiply by one of the matrices.
 
     The graph is written anew: products with a sum behind them (Gemm) become products, which
     quantisers know, and what tells of the export, such as places on this machine, goes.
@@ -130,7 +132,7 @@ def prepare(path: Path, matrices: Sequence[Matrix], model: nn.Module) -> list[st
 
 
 def products_of(graph: Any, matrices: Sequence[Matrix], model: nn.Module) -> list[str]:
-    """Names of the products of a graph with one of the matrices."""
+    """Names of the nodes of a graph that multiply by one of the matrices."""
     names = {id(module): name for name, module in model.named_modules()}
     modules = set()
     for matrix in matrices:
@@ -193,7 +195,7 @@ def _list(text: str) -> list[str]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's notes, which are for those who write it."""
+    """Context manager that silences the exporter's notes."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

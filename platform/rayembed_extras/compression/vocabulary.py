@@ -1,4 +1,4 @@
-"""A smaller vocabulary: the tokens that occur in texts, and the embeddings of these."""
+"""Reduce the vocabulary to the tokens that occur in texts, with their embeddings."""
 
 import json
 import logging
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _OTHER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "*.model")
-"""Vocabularies that may lie beside tokenizer.json, which says all."""
+"""Vocabulary files that may exist next to tokenizer.json, which alone is complete."""
 
 
 class Vocabulary(Compression):
-    """The tokens that occur in texts, such as those of a few languages; embeddings of others go.
+    """Keep the tokens that occur in texts, such as texts of a few languages, and drop other
+    embeddings.
 
     Texts of kept tokens have the same pieces and the same vectors as before. Special tokens stay,
     and so do single characters or bytes: no text becomes unknown that was not, it has more pieces.
@@ -44,15 +45,15 @@ class Vocabulary(Compression):
 
     kind: Literal["vocabulary"] = "vocabulary"
     size: PositiveInt | None = None
-    """Most tokens that are kept, of those that occur the most frequent ones; None: all."""
+    """Maximum number of kept tokens, the most frequent ones; None: all that occur."""
     min_count: PositiveInt = 1
-    """Occurrences of a token from which on it is kept."""
+    """Minimum number of occurrences of a kept token."""
 
     needs_texts: ClassVar[bool] = True
 
     @property
     def fewest_texts(self) -> int:
-        """Fewest of a draw; a family of sizes gives all texts of its training data."""
+        """Minimum texts of a draw; a family of sizes reads all texts of its training data."""
         return 10_000
 
     @property
@@ -133,7 +134,7 @@ class Vocabulary(Compression):
 
 
 def _as_read(model: "TransformerModel", texts: Sequence[CalibrationText]) -> list[str]:
-    """The texts with what the model reads before them."""
+    """Texts with the instructions and prefixes that the model reads before them."""
     return [
         model.tokenizer.prompt(model.instruction_of(one.role, one.instruction), one.role) + one.text
         for one in texts
@@ -141,7 +142,7 @@ def _as_read(model: "TransformerModel", texts: Sequence[CalibrationText]) -> lis
 
 
 def _kept(way: Vocabulary, part: Any, pretrained: Any, texts: Sequence[str]) -> list[int]:
-    """Ids of the tokens of a part that are kept, in rising order."""
+    """Ids of the tokens of a part to keep, in ascending order."""
     from rayembed.models.tokens import without_settings
 
     counts: Counter[int] = Counter()
@@ -162,7 +163,7 @@ def _kept(way: Vocabulary, part: Any, pretrained: Any, texts: Sequence[str]) -> 
 
 
 def named_ids(config: Any) -> dict[str, int]:
-    """Ids of tokens that a part's settings name, by setting and place in it."""
+    """Token ids in a part's settings, by setting and position."""
     found: dict[str, int] = {}
     for name, value in vars(config).items():
         if name.endswith("_token_id"):
@@ -179,7 +180,7 @@ def _content(pretrained: Any) -> dict[str, Any]:
 
 
 def _write_tokenizer(folder: Path, pretrained: Any, kept: Sequence[int]) -> None:
-    """Put the tokenizer with fewer tokens in place of the whole one that lies in the folder."""
+    """Replace the tokenizer in the folder by the one with fewer tokens."""
     from rayembed.models.loading.files import read_json, write_json
 
     content = with_tokens(_content(pretrained), kept)
@@ -198,7 +199,7 @@ def _write_tokenizer(folder: Path, pretrained: Any, kept: Sequence[int]) -> None
 
 
 def _check_pieces(part: str, whole: Any, cut: Any, texts: Sequence[str]) -> None:
-    """Check that texts have the same pieces as before, and that special tokens are the same."""
+    """Check that texts are split as before and that special tokens are the same."""
     from rayembed.models.tokens import without_settings
 
     before, after = (without_settings(one).backend_tokenizer for one in (whole, cut))

@@ -1,1 +1,1 @@
-"""The consistency filter: keeps pairs whose document a weak model finds by itself."""
+"""The consistency filter: keeps pairs whose document a weak model retrieves."""

@@ -1,4 +1,4 @@
-"""The consistency filter keeps pairs whose document a weak model finds (Nomic Embed v2, §4.2).
+"""The consistency filter keeps pairs whose document a weak model retrieves (Nomic Embed v2, §4.2).
 
 Of a row with several positives each is a pair of its own; the row goes with its last one.
 
@@ -61,7 +61,7 @@ _SHOWN_CHARACTERS = 300
 def make_filtered(
     context: PipelineContext, dataset: DatasetConfig, parent: DatasetArtifact
 ) -> DatasetArtifact:
-    """Folder of the records with those positives that are among the top documents of their query.
+    """Filter the records: keep positives among the top documents of their query; return the folder.
 
     A positive that is not stays known as none of the query's negatives. The documents are the
     positives of all rows of the same shard; see `own_ranks`.
@@ -83,7 +83,7 @@ def make_filtered(
 
 
 def _are_cut(parts: Sequence[Part], shard_rows: int) -> bool:
-    """Whether the rows of a language are more than a shard has, so that a seed divides them."""
+    """Whether a language has more rows than one shard, so that a seed divides them."""
     if sum(part.rows for part in parts) <= shard_rows:
         return False
     rows: Counter[int] = Counter()
@@ -147,22 +147,22 @@ def _filter(
 
 @dataclass(frozen=True)
 class RankedPart(PartItem):
-    """Part with what the ranks of its rows' positives decide."""
+    """A part and the ranks that decide which of its rows stay."""
 
     stays: np.ndarray
-    """uint8, a bit for each positive as of `np.packbits`: whether it is among the best."""
+    """uint8, one bit for each positive as in `np.packbits`: whether it is in the top ranks."""
     shown: tuple[int, ...]
-    """Ranks of the first positives of the first rows that go, as many as are shown."""
+    """Ranks of the first positives of the first removed rows, for examples."""
 
 
 @dataclass(frozen=True)
 class KeepConsistent:
-    """Task: keep the positives of a part that are among the best, and the rows that have any."""
+    """Task: keep the positives of a part that are in the top ranks, and the rows with any left."""
 
     folder: str
 
     def __call__(self, item: RankedPart) -> Result:
-        """Report `parts`, counts, and `examples` of rows that go."""
+        """Report `parts`, counts, and `examples` of removed rows."""
         table = read_table(item.part.path)
         counts = pc.list_value_length(table["positives"]).to_numpy()
         stays = np.unpackbits(item.stays, count=counts.sum()).astype(bool)
@@ -201,7 +201,7 @@ class KeepConsistent:
 
 
 def _with(record: Record, stays: Sequence[bool]) -> Record:
-    """The record with those positives that stay; the others are no negatives of its query."""
+    """The record with the positives that stay; removed positives do not become negatives."""
     if all(stays):
         return record
 
@@ -221,15 +221,16 @@ def _with(record: Record, stays: Sequence[bool]) -> Record:
 
 
 Ranks = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""Part, row, number among the part's positives, and rank of each positive of some rows, (n,) int64
-each, row after row."""
+"""Part index, row, positive's index within the part, and rank, for some rows' positives; (n,) int64
+each, in row order.
+"""
 
 
 def _ranked_parts(
     folder: str, parts: Sequence[Part], positives: Sequence[int], shards: Shards, top_k: int
 ) -> tuple[list[RankedPart], list[Mapping[str, Any]], int]:
-    """Parts with what their rows' ranks decide, counts of kept rows for each language, and the
-    number of positives that go from rows that stay. Five bytes a positive are in memory.
+    """Parts with the ranks of their rows, counts of kept rows by language, and the number of
+    positives removed from rows that stay. Five bytes a positive are in memory.
 
     Args:
         positives: number of positives of each part.
@@ -266,7 +267,7 @@ def _ranked_parts(
 
 
 BINS = (1, 2, 3, 5, 10, 20, 50, 100)
-"""Upper ranks of the histogram's bins; a last bin holds all ranks beyond."""
+"""Upper ranks of the histogram's bins; a last bin holds all higher ranks."""
 
 _ROUNDING = 1e-6
 """Tolerance for equal scores: rounding of a float32 cosine over several hundred dimensions."""
@@ -295,7 +296,7 @@ def own_ranks(shard: RowShard, device: str = "cpu") -> np.ndarray:
 def count_above(
     queries: np.ndarray, limits: np.ndarray, documents: np.ndarray, device: str = "cpu"
 ) -> np.ndarray:
-    """(Q,) int64 number of documents whose inner product with the query exceeds its limit.
+    """(Q,) int64 number of documents whose inner product with the query exceeds a limit.
 
     Args:
         queries: (Q, D), any float type; products are made in float32.
@@ -316,7 +317,8 @@ def count_above(
 
 
 def _no_rivals_above(shard: RowShard, row: np.ndarray, limits: np.ndarray) -> np.ndarray:
-    """(m,) int64 number of the row's positives and own query, each once, that score above a limit.
+    """(m,) int64 number of distinct texts among the row's positives and its query that score above
+    a limit.
 
     Args:
         row: (m,) row of each positive.
@@ -337,7 +339,7 @@ def _no_rivals_above(shard: RowShard, row: np.ndarray, limits: np.ndarray) -> np
 
 
 def _scores(shard: RowShard, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """(m,) float32 scores of m rows' queries with a document each."""
+    """(m,) float32 scores of m queries, each with one document."""
     found = [np.empty(0, dtype=np.float32)]
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         some = slice(start, start + _ROWS_AT_ONCE)

@@ -27,7 +27,7 @@ NOT_THERE = -1
 
 @dataclass(frozen=True)
 class Shards:
-    """Number of shards of each language; numbered language after language."""
+    """Number of shards of each language; shards are numbered language by language."""
 
     of: Mapping[Language, int]
     seed: int
@@ -72,7 +72,7 @@ class NumberedPart(PartItem):
 
 
 _DOCUMENT = -1
-"""Row number of what is sent as a document: a text that some row of the part has as a positive."""
+"""Row index that marks a document: a text that is a positive of some row of the part."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class SendVectors:
 
 @dataclass(frozen=True)
 class RowShard:
-    """Rows of a shard (n) and the distinct documents (N) that they search."""
+    """Rows of a shard (n) and the distinct documents (N) that their queries search."""
 
     part: np.ndarray
     """(n,) int64 part number of each row."""
@@ -132,11 +132,13 @@ class RowShard:
     documents: np.ndarray
     """(N, D) float16 unit vectors, each text once."""
     itself: np.ndarray
-    """(n,) int64 number of the document equal to the query's text; `NOT_THERE` if none is."""
+    """(n,) int64 index of the document equal to the query's text; `NOT_THERE` if there is no such
+    document.
+    """
 
 
 def gather(buckets: Buckets, number: int) -> RowShard | None:
-    """Gather a shard from the rows that were sent; None if it has none.
+    """Gather a shard from the rows sent to it; None if it has none.
 
     Raises:
         ArtifactError: a file is missing or broken.

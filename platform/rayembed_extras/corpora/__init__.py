@@ -1,1 +1,1 @@
-"""Corpora of contextual models: documents in whose context texts are embedded."""
+"""Corpora of contextual models: documents that give the context for embedding texts."""

@@ -1,4 +1,4 @@
-"""The corpus job: a contextual model gets the corpus in whose context it embeds texts."""
+"""The corpus job: save a contextual model with the documents of a corpus as context."""
 
 import argparse
 import logging
@@ -63,7 +63,7 @@ def save_with_corpus(
 
 
 def _counted(documents: Iterable[str]) -> Iterator[str]:
-    """The documents; tells now and then how many were read."""
+    """Yield the documents and report progress."""
     number = 0
     for number, text in enumerate(documents, start=1):
         if number % _DOCUMENTS_BETWEEN_LOGS == 0:
@@ -73,7 +73,7 @@ def _counted(documents: Iterable[str]) -> Iterator[str]:
 
 
 def _progress() -> Callable[[int, int], None]:
-    """Tells now and then how many documents are embedded."""
+    """Report the number of embedded documents periodically."""
     told = time.monotonic()
 
     def progress(done: int, of: int) -> None:

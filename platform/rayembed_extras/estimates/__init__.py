@@ -1,1 +1,1 @@
-"""Time, memory and sizes of a run before it starts, counted from the shapes of its models."""
+"""Estimate time, memory and sizes of a run before it starts, from the shapes of its models."""

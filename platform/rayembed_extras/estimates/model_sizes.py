@@ -1,4 +1,4 @@
-"""Sizes of models, counted once on a machine: counting imports torch and transformers."""
+"""Sizes of models, cached on a machine because counting imports torch and transformers."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,12 +32,12 @@ from rayembed_extras.estimates.requirements import (
 
 _FILE = "counted.json"
 _CODE = 3
-"""Version of what counts; raise it when the same model has other counts."""
+"""Version of the counting code; raise it when the same model has other counts."""
 
 
 def remembered_size(model: ModelConfig) -> ModelSize | None:
-    """Numbers of parameters, as `model_size` counts them; those of a model of the same settings and
-    shapes are read from this machine's cache, if it has one: a dry run makes no folder.
+    """Parameter counts as in `model_size`, read from this machine's cache for known settings and
+    shapes. A dry run makes no cache folder.
 
     Raises:
         ConfigError: as `model_size`; nothing is kept then.
@@ -47,7 +47,7 @@ def remembered_size(model: ModelConfig) -> ModelSize | None:
 
 
 def remembered_activations(model: ModelConfig) -> Activations | None:
-    """Bytes of a token's activations, as `activations` counts them; kept as sizes are.
+    """Activation bytes of a token as in `activations`, cached like sizes.
 
     Raises:
         ConfigError: as `model_size`; nothing is kept then.
@@ -59,7 +59,7 @@ def remembered_activations(model: ModelConfig) -> Activations | None:
 def _remembered(
     model: ModelConfig, what: str, count: Callable[[ModelConfig], Any]
 ) -> dict[str, Any] | None:
-    """Fields of what is counted, from the cache where they are there."""
+    """Counts from the cache; counted and cached if they are missing."""
     shapes = {name: known_settings(at, f"model.{name}.path") for name, at in model.parts.items()}
     if None in shapes.values():
         return None
@@ -80,7 +80,7 @@ def _remembered(
 
 @contextmanager
 def kernels_on_meta() -> Iterator[None]:
-    """Attention and dropout as the kernels of GPUs have them, in all threads of the process.
+    """Use attention and dropout kernels of GPUs on the meta device, in all threads of the process.
 
     On the meta device torch makes the scores of all pairs of tokens, and dropout's noise as a
     tensor in the inputs' type. A GPU's attention keeps its inputs and output and a number a query,
@@ -109,7 +109,7 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
 
 
 class _Answered(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own
-    """Answers what a pass asks of its values, whether all tokens are text."""
+    """Answers questions of a forward pass about tensor values: all tokens are text."""
 
     def __init__(self, only_text: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -128,7 +128,7 @@ class _Answered(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's o
 
 
 class MetaModel(torch.nn.Module):
-    """Pretrained parts of a model to train, with their adapters, and its pooling, without weights.
+    """A model to train on the meta device: its pretrained parts with adapters, and its pooling.
 
     What stands between parts is left out (projections of context, a contextual token's place).
     """
@@ -149,12 +149,12 @@ class MetaModel(torch.nn.Module):
 
     @property
     def num_layers(self) -> int:
-        """Layers of the backbone."""
+        """Number of layers of the backbone."""
         backbone: Any = self.parts["backbone"]
         return int(backbone.config.num_hidden_layers)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Sum of all parts' hidden states and of what is pooled of the backbone's."""
+        """Sum of all parts' hidden states and of the pooled backbone states."""
         mask = batch["attention_mask"]
         found = []
         for name, part in self.parts.items():
@@ -165,12 +165,12 @@ class MetaModel(torch.nn.Module):
         return torch.stack(found).sum()
 
     def recompute(self) -> None:
-        """Recompute layers in the backward pass from now on."""
+        """Recompute layers in the backward pass in all later calls."""
         recompute_layers(self.parts.values(), None)
 
 
 def model_on_meta(config: ModelConfig) -> MetaModel | None:
-    """The model to train on the meta device; None where the shape of a part is not known here.
+    """The model to train on the meta device; None if the shape of a part is not known here.
 
     Raises:
         ConfigError: as `requirements.model_size`.
@@ -212,7 +212,7 @@ _TEXTS, _TOKENS = 16, 32  # no more than any family has learnt positions for
 
 
 def activations(config: ModelConfig, *, padded: bool = True) -> Activations | None:
-    """Bytes that a token takes in training; None where the shape of a part is not known here.
+    """Bytes that a token takes in training; None if the shape of a part is not known here.
 
     None also for a part that is no class of transformers: such packs tokens, and chooses experts,
     by values that nothing has here.
@@ -242,7 +242,7 @@ def activations(config: ModelConfig, *, padded: bool = True) -> Activations | No
 
 
 def _of_layers(config: ModelConfig, number: int, padded: bool) -> tuple[float, float]:
-    """Bytes a token of a model with so many layers, without and with recomputing."""
+    """Bytes a token for a model with `layers` layers, without and with recomputing."""
     backbone = changed(config.backbone, num_layers=number)
     model = model_on_meta(changed(config, backbone=backbone))
     assert model is not None, "its shape is known"
@@ -252,7 +252,7 @@ def _of_layers(config: ModelConfig, number: int, padded: bool) -> tuple[float, f
         return kept_bytes(lambda: model(batch), model.parameters(), padded=padded)
 
     def of_token() -> float:
-        """Bytes of a further token: of what a pass keeps once nothing."""
+        """Additional bytes for another token, without the bytes a pass keeps only once."""
         return (kept(2 * _TEXTS) - kept(_TEXTS)) / (_TEXTS * _TOKENS)
 
     plain = of_token()

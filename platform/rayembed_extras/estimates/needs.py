@@ -1,4 +1,6 @@
-"""What a run needs before it starts: parameters, memory of a worker, GPUs that have it, disk."""
+"""Needs of a run before it starts: parameters, memory of a worker, GPUs with
+enough memory, disk.
+"""
 
 from dataclasses import dataclass
 
@@ -24,10 +26,10 @@ from rayembed_extras.estimates.requirements import (
 from rayembed_extras.estimates.time import counted_kind, estimate, estimate_trials, gpu_hours
 
 _CUDA = 2_000_000_000
-"""CUDA's context, NCCL's buffers and the libraries' workspaces; assumed."""
+"""Bytes of CUDA's context, NCCL's buffers and the libraries' workspaces; assumed."""
 
 _SPARE = 0.05
-"""Share of a GPU that shapes which change leave unused; assumed."""
+"""Share of a GPU left unused because shapes change; assumed."""
 
 _BUCKET = 500_000_000
 """Elements of DeepSpeed's buffer of gradients; see `deepspeed_settings`."""
@@ -39,19 +41,20 @@ class GpuMemory:
 
     states: WorkerMemory
     buffers: int
-    """A micro-batch's gradients and the bucket in which they are reduced, in float32 beside the
-    model's type."""
+    """Bytes of a micro-batch's gradients and the bucket that reduces them, in float32 and in the
+    model's type.
+    """
     activations: int | None
-    """Memory of the stage that needs most; None where they are not counted."""
+    """Bytes of activations of the stage that needs most; None if they are not counted."""
 
     @property
     def total(self) -> int:
-        """Bytes of all, CUDA's own included; without activations where they are not counted."""
+        """Total bytes including CUDA's own; without activations if they are not counted."""
         return self.states.total + self.buffers + (self.activations or 0) + _CUDA
 
 
 def gpu_memory(run: Run, size: ModelSize) -> GpuMemory:
-    """Memory of a worker's GPU, at the run's fewest workers."""
+    """Memory of a worker's GPU at the run's minimum number of workers."""
     found = remembered_activations(run.model)
     width = WIDTHS[expected_precision(run).dtype]
     buffers = size.trainable * width if run.placement.zero_stage == 2 else 0
@@ -64,7 +67,7 @@ def gpu_memory(run: Run, size: ModelSize) -> GpuMemory:
 
 
 def worker_states(run: Run, size: ModelSize) -> WorkerMemory:
-    """What a worker holds besides activations, of the stage that needs most."""
+    """Worker memory without activations, for the stage that needs most."""
     each = max(stage.optimizer.state_bytes for stage in run.stages)
     teaches = any(stage.hidden_states is not None for stage in run.stages)
     dtype = expected_precision(run).dtype
@@ -72,23 +75,23 @@ def worker_states(run: Run, size: ModelSize) -> WorkerMemory:
 
 
 def host_bytes(run: Run, size: ModelSize) -> int:
-    """Bytes of a worker's host memory while it loads: the whole model, whatever ZeRO partitions."""
+    """Host memory of a worker in bytes while it loads the whole model, for any ZeRO stage."""
     return size.total * WIDTHS[expected_precision(run).dtype]
 
 
 def gpus_that_fit(memory: GpuMemory) -> tuple[list[str], list[str]]:
-    """Names of `GPUS` that hold a worker, and of those that do not."""
+    """Names of `GPUS` that can hold a worker, and of those that cannot."""
     fit = {name: memory.total <= usable_bytes(name) for name in GPUS}
     return [name for name in fit if fit[name]], [name for name in fit if not fit[name]]
 
 
 def usable_bytes(gpu: str) -> int:
-    """Bytes of a GPU of `GPUS` that a worker may need at most."""
+    """Bytes of a GPU of `GPUS` that a worker may use."""
     return int((1 - _SPARE) * GPUS[gpu] * 2**30)
 
 
 def _activation_bytes(run: Run, stage: StageConfig, found: Activations) -> int:
-    """Bytes of a step's graphs on a worker, and of a layer that is computed again.
+    """Bytes of a step's graphs on a worker, and of one recomputed layer.
 
     Where a setting is `auto` the least: more is kept only where that fits.
     """
@@ -105,7 +108,7 @@ def _activation_bytes(run: Run, stage: StageConfig, found: Activations) -> int:
 
 
 class Counted(Estimates):
-    """Estimates from the shapes of models, which are counted without their weights."""
+    """Estimates from the shapes of models, without loading weights."""
 
     def needs(self, run: NamedRun) -> dict[str, str]:
         """Rows of parameters, number type, memory and disk."""
@@ -115,14 +118,14 @@ class Counted(Estimates):
         return {} if kind is None else kind.needs(run)
 
     def check(self, run: NamedRun) -> None:
-        """Raise ConfigError where a run does not fit the GPU that its placement names."""
+        """Raise ConfigError if a run does not fit the GPU that its placement names."""
         if isinstance(run, Run) and run.placement.gpu is not None:
             size = remembered_size(run.model)
             if size is not None:
                 check_fits(run.placement.gpu, gpu_memory(run, size))
 
     def time(self, runs: Runs, prepared: Runs = (), best: NamedRun | None = None) -> str | None:
-        """Minutes on CPUs, which trials share when they run side by side; GPU-hours on GPUs."""
+        """Minutes on CPUs, shared by trials that run side by side; GPU-hours on GPUs."""
         found = estimate(runs[0]) if best is None else estimate_trials(runs, prepared, best)
         return gpu_hours(runs) if found is None else str(found)
 
@@ -178,7 +181,7 @@ def _needs(run: Run) -> dict[str, str]:
 
 
 def _of_gpu(run: Run, size: ModelSize, states: str, of: str) -> dict[str, str]:
-    """Memory of a worker's GPU and of its node, and which GPUs have it."""
+    """Memory of a worker's GPU and of its node, and GPUs with enough memory."""
     memory = gpu_memory(run, size)
     counted = memory.activations is not None
     activations = _gib(memory.activations or 0) if counted else "not counted"

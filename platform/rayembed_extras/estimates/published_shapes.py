@@ -1,4 +1,4 @@
-"""Shapes of published models, so that the sizes of what recipes name are known without the hub."""
+"""Shapes of published models, so that recipes can be sized without the hub."""
 
 from typing import Any
 

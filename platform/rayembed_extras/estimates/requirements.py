@@ -19,7 +19,7 @@ from rayembed.machine.hardware import Precision, auto_precision
 from rayembed_extras.estimates.published_shapes import PUBLISHED
 
 WIDTHS = {"bfloat16": 2, "float32": 4}
-"""Bytes of a number."""
+"""Bytes of a number by type."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class ModelSize:
     adapters: int = 0
     """Parameters of LoRA, which are merged into the others when a model is exported."""
     active: int | None = None
-    """Parameters that work on one token, where experts are chosen; None: all."""
+    """Parameters used for one token, for mixtures of experts; None: all."""
     experts: int = 0
-    """Parameters of experts, which may be shared out among workers."""
+    """Parameters of experts, which may be distributed over workers."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class WorkerMemory:
     gradients: int
     optimizer: int
     teacher: int = 0
-    """Weights of a teacher of hidden states, which every worker has whole."""
+    """Bytes of a teacher of hidden states; every worker holds all of it."""
 
     @property
     def total(self) -> int:
@@ -67,7 +67,7 @@ class WorkerMemory:
 
 
 def known_settings(reference: str, setting: str) -> dict[str, Any] | None:
-    """A model's configuration as far as this machine knows it; None where only the hub does.
+    """A model's configuration if this machine has it; None if only the hub does.
 
     Args:
         setting: that names the model, for messages.
@@ -95,7 +95,7 @@ def known_settings(reference: str, setting: str) -> dict[str, Any] | None:
 
 
 def model_size(model: ModelConfig) -> ModelSize | None:
-    """Numbers of parameters of a model; None where a part's shape is not known here.
+    """Parameter counts of a model; None if a part's shape is not known here.
 
     Raises:
         ConfigError: a family that transformers lacks, heads that do not fit the hidden size,
@@ -129,7 +129,7 @@ def model_size(model: ModelConfig) -> ModelSize | None:
 
 
 def flops_per_token(model: ModelConfig) -> float | None:
-    """Floating-point operations of a forward pass for each token; None where shapes are not known.
+    """Floating-point operations of a forward pass for each token; None if shapes are not known.
 
     Two for each weight that works on a token: embeddings are looked up, idle experts rest.
 
@@ -145,13 +145,13 @@ def flops_per_token(model: ModelConfig) -> float | None:
 
 
 def looked_up(settings: dict[str, Any]) -> int:
-    """Parameters of the words' embeddings, of a model's configuration."""
+    """Parameters of the word embeddings, from a model's configuration."""
     width = settings.get("hidden_size") or settings.get("n_embd") or 0
     return int(width * settings.get("vocab_size", 0))
 
 
 def _expert_sizes(part: Any) -> tuple[int, int]:
-    """Parameters of a part's experts, and of those among them that rest on each token."""
+    """Number of expert parameters of a part, and of those unused for each token."""
     from rayembed.models.experts import MoeMlp
 
     mixtures = [module for module in part.modules() if isinstance(module, MoeMlp)]
@@ -164,7 +164,7 @@ def _expert_sizes(part: Any) -> tuple[int, int]:
 
 
 def empty_part(model: ModelConfig, name: str, reference: str) -> Any | None:
-    """A pretrained part on the meta device; None where its shape is not known here."""
+    """A pretrained part on the meta device; None if its shape is not known here."""
     setting = f"model.{name}.path"
     settings = known_settings(reference, setting)
     if settings is None:
@@ -199,7 +199,7 @@ def empty_part(model: ModelConfig, name: str, reference: str) -> Any | None:
 
 
 def _part_size(model: ModelConfig, name: str, part: Any) -> ModelSize:
-    """Size of a pretrained part: trained whole, by its adapters, or not at all."""
+    """Size of a pretrained part: fully trained, trained by adapters, or frozen."""
     total = sum(p.numel() for p in part.parameters())
     if name in model.frozen:
         return ModelSize(total, 0)
@@ -212,7 +212,7 @@ def _part_size(model: ModelConfig, name: str, part: Any) -> ModelSize:
 
 
 def expected_precision(run: NamedRun) -> Precision:
-    """The number type of a run; of `auto` what workers on machines like this one take."""
+    """Number type of a run; for `auto` the type that workers on machines like this one use."""
     asked = run.model.backbone.dtype
     if asked == "auto":
         return auto_precision("cuda" if placed_here(run.placement).on_gpu else "cpu")
@@ -257,7 +257,7 @@ def worker_memory(
 
 
 def checkpoint_bytes(run: Run, size: ModelSize) -> int:
-    """Bytes of the checkpoints and the trained weights that lie in storage at the end of training.
+    """Bytes of the checkpoints and trained weights in storage at the end of training.
 
     A checkpoint holds what the optimiser has; of each stage the newest `keep_checkpoints` stay
     until the run is done, and with `keep_states` for good. The
@@ -283,7 +283,7 @@ def export_bytes(run: Run, size: ModelSize) -> int:
 
 
 def _adapter_parameters(part: Any, lora: LoraConfig, setting: str) -> int:
-    """Parameters of A (rank, in) and B (out, rank) over all layers that the adapters name."""
+    """Number of parameters of A (rank, in) and B (out, rank) over all layers with adapters."""
     shapes: dict[str, list[int]] = {}
     for name, module in part.named_modules():
         weight = getattr(module, "weight", None)

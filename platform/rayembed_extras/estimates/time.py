@@ -1,4 +1,4 @@
-"""Estimates before a run starts of the time that it takes on CPUs like this one.
+"""Estimate the time that a run takes on CPUs like this one.
 
 Products make up most of a run on a CPU, so its floating-point operations are counted and divided by
 the speed of a product that is timed here. What is not a product (attention, norms, the optimiser,
@@ -32,28 +32,30 @@ _TRAINING: dict[Dtype, float] = {"float32": 0.45, "bfloat16": 0.35}
 """Share of a product's speed that training reaches (benchmarks/log)."""
 
 _ENCODING: dict[Dtype, float] = {"float32": 0.8, "bfloat16": 0.6}
-"""The same of scores and teachers, which have no backward pass."""
+"""Share of a product's speed that encoding by scored models and teachers reaches, without backward
+pass.
+"""
 
 FILLED = 0.8
 """Tokens of a text, as a share of its maximum length."""
 
 _ROWS = 3000
-"""Rows of a data set that is mined, where the run names no number."""
+"""Assumed rows of a mined data set if the run does not set a number."""
 
 _HELD_OUT = 0.1
-"""Share of the rows that is held out, where the run names none."""
+"""Assumed share of held-out rows if the run does not set one."""
 
 _MINILM = 2 * 10.6e6
-"""Operations a token of teachers and baselines whose size is not known here."""
+"""Assumed operations a token of teachers and baselines whose size is not known here."""
 
 _OF_GPU = 140e12
 """Operations a second of one H200 with BERT base in bfloat16 (benchmarks/gpu/README.md)."""
 
 _START_SECONDS = 60.0
-"""Ray, data and the registry."""
+"""Assumed seconds to start Ray and to read data and the registry."""
 
 _STAGE_SECONDS = 25.0
-"""Workers of a stage."""
+"""Assumed seconds to start the workers of a stage."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +65,15 @@ class Estimate:
     machine: str
     seconds: float
     data_seconds: float = 0.0
-    """Part of `seconds` for teachers' vectors, which runs on the same data share."""
+    """Part of `seconds` for teachers' vectors, shared by runs on the same data."""
 
     def __str__(self) -> str:
         return f"{self.machine}: about {max(round(self.seconds / 60), 1)} min from its start"
 
 
 def estimate(run: NamedRun) -> Estimate | None:
-    """Estimate a run's time on workers with this machine's CPU; None: on GPUs, or not known.
+    """Estimate a run's time on workers with this machine's CPU; None: it uses GPUs, or is not
+    known.
 
     Preparation of data that is there already, and stages that are done, are counted all the same;
     of an adaptation its preparation is not, as the size of its corpus is not known.
@@ -89,8 +92,8 @@ def estimate(run: NamedRun) -> Estimate | None:
 def estimate_trials(
     trials: Sequence[NamedRun], prepared: Sequence[NamedRun], best: NamedRun
 ) -> Estimate | None:
-    """Estimate all trials of a sweep, which share the cores when they run side by side; None: not
-    known.
+    """Estimate the time of all trials of a sweep, which share the cores if they run side by side;
+    None: not known.
 
     Args:
         prepared: one run for each different data.
@@ -110,7 +113,7 @@ def estimate_trials(
 
 
 def gpu_hours(runs: Sequence[NamedRun]) -> str | None:
-    """What the training of runs takes on GPUs, in words; None: on CPUs, or not known.
+    """Text with the GPU-hours that training of the runs takes; None: it uses CPUs, or is not known.
 
     Counted, and taken at the speed of the one training that a GPU has timed.
     """
@@ -129,8 +132,8 @@ def gpu_hours(runs: Sequence[NamedRun]) -> str | None:
 
 
 def on_gpu_seconds(run: NamedRun) -> float | None:
-    """A run's time on one GPU, from operations at the speed that one was timed at; None: on CPUs,
-    or not known.
+    """Time of a run on one GPU, from its operations and a measured speed; None: it uses CPUs, or is
+    not known.
     """
     work = _work(run) if _on_gpu(run) else None
     if work is None:
@@ -150,30 +153,30 @@ class Work:
 
 @dataclass(frozen=True)
 class CountedKind:
-    """A kind of run beside the core's, which its package counts."""
+    """Estimates of a kind of run outside the core, which its package provides."""
 
     run: type[NamedRun]
     needs: Callable[[Any], dict[str, str]]
     """Rows of a dry run's table."""
     work: Callable[[Any], Work | None]
-    """What a run of the kind has to compute; None: not known."""
+    """Operations of a run of this kind; None: not known."""
 
 
 KINDS = NamedTable("rayembed.counted_runs", CountedKind, "kind of run", {})
 
 
 def counted_kind(run: NamedRun) -> CountedKind | None:
-    """The kind of a run that is none of the core's; None: nothing counts it."""
+    """Estimates of a run from outside the core; None: no package provides them."""
     return next((kind for kind in KINDS.members().values() if isinstance(run, kind.run)), None)
 
 
 def _on_gpu(run: NamedRun) -> bool:
-    """Whether the run's workers have GPUs; of `auto` on machines like this one."""
+    """Whether the run's workers have GPUs; for `auto` as on machines like this one."""
     return placed_here(run.placement).on_gpu
 
 
 def _work(run: NamedRun) -> Work | None:
-    """What a run has to compute; None: its model is not known here."""
+    """Operations of a run; None: its model is not known here."""
     try:
         return work_of(run)
     except (ArtifactError, ConfigError):  # told with its remedy when the run is checked
@@ -181,7 +184,7 @@ def _work(run: NamedRun) -> Work | None:
 
 
 def work_of(run: NamedRun) -> Work | None:
-    """What a run has to compute; None: not known."""
+    """Operations of a run; None: not known."""
     if not isinstance(run, Run):
         kind = counted_kind(run)
         return None if kind is None else kind.work(run)
@@ -193,7 +196,7 @@ def work_of(run: NamedRun) -> Work | None:
 
 
 def _speeds(run: NamedRun) -> tuple[Precision, float, float]:
-    """A run's number type, and this machine's operations a second in products and in encoding."""
+    """Number type of a run, and this machine's operations a second in products and in encoding."""
     precision = expected_precision(run)
     speed = num_cores() * product_speed(precision.dtype)
     return precision, speed, speed * _ENCODING[precision.dtype]
@@ -218,8 +221,8 @@ def _of_scores(run: Run, a_token: float) -> float:
 
 
 def _of_validation(run: Run) -> float:
-    """Tokens at their maximum of all scores while training goes on; 0 of tasks of mteb and BEIR,
-    whose texts are not known here.
+    """Maximum tokens of all validation scores during training; 0 for tasks of mteb and BEIR, whose
+    sizes are not known here.
     """
     validation = run.evaluation.validation
     if validation is None:
@@ -234,7 +237,7 @@ def _of_validation(run: Run) -> float:
 
 
 def _of_held_out(run: Run) -> float:
-    """Tokens at their maximum of a query and a document of each row that is held out."""
+    """Maximum tokens of a query and a document of each held-out row."""
     each = run.model.max_lengths["query"] + run.model.max_lengths["document"]
     parts = ((dataset.held_out, dataset.num_samples or _ROWS) for dataset in run.held_out_datasets)
     return sum(
@@ -245,8 +248,8 @@ def _of_held_out(run: Run) -> float:
 
 
 def _of_teachers(runs: Sequence[Run]) -> float:
-    """Operations of teachers, of data steps and of stages; each teacher embeds the texts of a data
-    set once for all runs.
+    """Operations of teachers of data steps and stages; each teacher embeds a data set's texts once
+    for all runs.
     """
     once: dict[tuple[str, str, str], float] = {}
     for run in runs:
@@ -267,5 +270,5 @@ def _of_teachers(runs: Sequence[Run]) -> float:
 
 
 def _embedded(dataset: DatasetConfig, teacher: Teacher) -> float:
-    """Tokens of a data set's queries and positives as a teacher reads them."""
+    """Tokens that a teacher reads of a data set's queries and positives."""
     return 2 * (dataset.num_samples or _ROWS) * min(teacher.max_length, 64) * FILLED

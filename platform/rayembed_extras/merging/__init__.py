@@ -1,1 +1,1 @@
-"""Several trained models of one architecture merged into one."""
+"""Merge trained models of one architecture into one."""

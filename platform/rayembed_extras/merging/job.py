@@ -1,4 +1,4 @@
-"""The merge job: from its arguments to one model of several, chosen by scores where asked."""
+"""The merge job: merge models by given shares or choose the shares by scores."""
 
 import argparse
 import shlex
@@ -14,7 +14,7 @@ from rayembed.pipeline.job import Job, JobContext, finite_number, option
 
 
 def shares_in(text: str | None) -> tuple[float, ...] | None:
-    """The numbers of a list with commas; None where there is none.
+    """Parse numbers separated by commas; None for an empty list.
 
     Raises:
         ConfigError: one is no number.

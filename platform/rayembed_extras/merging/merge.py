@@ -1,4 +1,4 @@
-"""Several trained models of one architecture become one in a folder, by shares or by scores."""
+"""Merge trained models of one architecture into a folder, by given shares or by scores."""
 
 import json
 import re
@@ -43,31 +43,32 @@ from rayembed.training.checkpoints.export import export
 from rayembed.training.checkpoints.weights import write_weights
 
 _PLACE = re.compile(r"(?P<run>.+)/(?P<stage>[^/]+)/train/(?P<checkpoint>[^/]+)/?")
-"""Folder of a checkpoint within its run's."""
+"""Subfolder of a checkpoint in its run's folder."""
 
 _STORAGE = re.compile(r"(?:s3|gs)://|(?!\w+:)")
-"""Beginning of references that may name a folder of storage, unlike those of the hub, of a package
-and of the registry."""
+"""Prefix of references to folders of storage; those of the hub, a package and
+the registry differ.
+"""
 
 
 class Merged(NamedTuple):
-    """A candidate of a merge, or one of the models."""
+    """A candidate of a merge, or one of the merged models."""
 
     reference: str
     shares: tuple[float, ...] | None = None
-    """None: one of the models."""
+    """Share of each model; None for an original model."""
 
 
 @dataclass(frozen=True)
 class MergeChoice:
-    """The models in their order, then the candidates, and the candidate that is kept."""
+    """The original models in order, the candidates, and the chosen candidate."""
 
     scored: tuple[Scored[Merged], ...]
     kept: Scored[Merged]
 
     @property
     def tables(self) -> list[Table]:
-        """The report."""
+        """Report tables."""
         return report_tables("Candidates of the merge", self.scored, kept=self.kept)
 
 
@@ -88,8 +89,8 @@ def merge_given(
 
 
 def models_of(references: Sequence[str]) -> list[str]:
-    """References of models; for a checkpoint that of its model, which is exported beside those of
-    its run's stages, as `<run>/models/<stage>-<checkpoint>`.
+    """References of models. A checkpoint is exported as a model next to those of its run's stages,
+    as `<run>/models/<stage>-<checkpoint>`.
 
     Raises:
         ArtifactError: a checkpoint is damaged, lies in no run's folder, or is of other settings
@@ -107,7 +108,7 @@ def models_of(references: Sequence[str]) -> list[str]:
 
 
 def _check_no_removed_checkpoint(reference: str) -> None:
-    """Raise where the reference names a checkpoint that went when its run was done."""
+    """Raise if the reference names a checkpoint that was removed at the end of its run."""
     named = _PLACE.fullmatch(reference) if _STORAGE.match(reference) else None
     if named is None or exists(reference) or not exists(join(named["run"], RUN_FILE)):
         return
@@ -166,7 +167,7 @@ def merge_best(
     scores: Scores,
     storage: str,
 ) -> MergeChoice:
-    """Save the candidate with the highest mean score in `output`, with all scores beside it; of
+    """Save the candidate with the highest mean score in `output`, with all scores next to it; of
     equal ones the first.
 
     One candidate is on disk at a time; what is scored already is not scored again.
@@ -216,7 +217,7 @@ def merge_best(
 
 
 def print_choice(choice: MergeChoice, references: Sequence[str], output: Path, out: TextIO) -> None:
-    """Print the tables, what is kept, and a model that is better than every candidate."""
+    """Print the tables and the chosen candidate; warn if a single model beats every candidate."""
     for table in choice.tables:
         console(out).print(table)
     for number, reference in enumerate(references, 1):

@@ -1,4 +1,4 @@
-"""A run's curves in TensorBoard and Weights & Biases, by their own libraries, beside MLflow.
+"""Copy a run's curves to TensorBoard and Weights & Biases, in addition to MLflow.
 
 The metrics log is what counts: whatever keeps such a copy from being written is a warning.
 """
@@ -22,17 +22,17 @@ _EVERY_SECONDS = 5.0
 
 
 class Writer(Protocol):
-    """One tracker."""
+    """Interface of one tracker."""
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         """Log values at a step of the run."""
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send pending values."""
 
 
 class TensorBoard:
-    """Event files in the run's folder, written anew from the metrics log by each submission."""
+    """Event files in the run's folder; each submission rewrites them from the metrics log."""
 
     def __init__(self, run: Run, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -49,13 +49,13 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write pending values."""
         self._writer.close()
 
 
 class WandB:
-    """A run of Weights & Biases that later submissions go on with; `WANDB_…` variables decide where
-    it is.
+    """A run of Weights & Biases that later submissions continue; `WANDB_…`
+    variables configure it.
     """
 
     def __init__(self, run: Run, folder: Path) -> None:
@@ -77,17 +77,17 @@ class WandB:
             logger.info("Weights & Biases: %s", self._run.url)
 
     def write(self, values: Mapping[str, float], step: int) -> None:
-        """Log values at a step that no earlier submission has sent."""
+        """Log values at a step, unless an earlier submission has sent it."""
         if step > self._sent:
             self._run.log({**values, "global_step": step})
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send pending values."""
         self._run.finish(quiet=True)
 
 
 class Copy:
-    """A run's curves in one tracker, fed from its metrics log by a thread."""
+    """Copies a run's curves to one tracker from its metrics log, in a thread."""
 
     def __init__(self, make: Callable[[Run, Path], Writer], run: Run, folder: Path, log: Path):
         self._writer: Writer | None = None
@@ -107,7 +107,7 @@ class Copy:
         self._write([({f"{name}/{task}": value for task, value in scores.items()}, step)])
 
     def close(self) -> None:
-        """Send the rest of the log, and end."""
+        """Send the rest of the log and stop."""
         self._stop.set()
         if self._writer is not None:
             self._thread.join()

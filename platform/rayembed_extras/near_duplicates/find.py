@@ -43,11 +43,11 @@ from rayembed_extras.near_duplicates.verified import (
 )
 
 BYTES_OF_A_ROW = 32
-"""Bytes of scratch for each row of the data set, where all of them are similar to another."""
+"""Scratch bytes for each row of the data set, if every row is similar to another."""
 
 
 class SimilarPairs(NamedTuple):
-    """Some of the pairs of rows that are similar, in the order of one task that compares."""
+    """Some of the similar pairs of rows, in the order of one comparing task."""
 
     task: int
     pairs: np.ndarray
@@ -57,14 +57,14 @@ class SimilarPairs(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """Rows that go, ascending, each with its most similar pair."""
+    """Removed rows in ascending order, each with its most similar pair."""
 
     positions: np.ndarray
     """(n,) int64."""
     task: np.ndarray
     """(n,) int32 task that compared the pair."""
     pair: np.ndarray
-    """(n,) int32 number of the pair among the similar ones of the task."""
+    """(n,) int32 index of the pair among the task's similar pairs."""
     side: np.ndarray
     """(n,) int8 side of the row in the pair."""
 
@@ -72,7 +72,8 @@ class Removed(NamedTuple):
 def removed_rows(
     chunks: Callable[[], Iterator[SimilarPairs]], id_hash: np.ndarray, scratch: Path
 ) -> Removed:
-    """All rows but one of each connected component of similar pairs, with their nearest others.
+    """Remove all rows except one of each connected component of similar pairs; return them with
+    their nearest row.
 
     The row of the lowest id hash stays. Of equally similar rows the one of the lowest id hash is
     told.
@@ -132,7 +133,7 @@ def _join(above: np.ndarray, pairs: np.ndarray, id_hash: np.ndarray) -> None:
 
 
 def _roots(above: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """(m,) int64 known root of each row's component, which then is above it directly."""
+    """(m,) int64 root of each row's component; the row then points directly to it."""
     root = rows - above[rows]
     while True:
         higher = root - above[root]
@@ -149,7 +150,7 @@ _BANDS_PER_BUCKET = 1 << 22
 """Bands in one bucket: 24 bytes each in the file, a few hundred bytes while sorting."""
 
 PAIRS_COMPARED = 32_768
-"""Pairs that one task compares, about."""
+"""Approximate number of pairs that one task compares."""
 
 
 def find_near_duplicates(
@@ -196,7 +197,7 @@ def _compared(
     keep: np.ndarray,
     execute: Execute,
 ) -> int:
-    """Number of tasks that have compared the pairs of rows that share a band."""
+    """Compare the pairs of rows that share a band; return the number of tasks."""
     items = rows_of_parts(parts, keep)
     count = max(1, -(-int(keep.sum()) * bands(config)[0] // _BANDS_PER_BUCKET))
     signatures = BandPart(config, count)
@@ -229,7 +230,7 @@ def _compared(
 
 
 def _listed(removed: Removed) -> list[RemovedPairs]:
-    """Work items of the listing: a task's similar pairs that tell why a row goes."""
+    """Work items of the listing: a task's similar pairs that explain why a row is removed."""
     order = np.argsort(removed.task, kind="stable")
     edges = np.flatnonzero(np.diff(removed.task[order], prepend=-1))
     return [
