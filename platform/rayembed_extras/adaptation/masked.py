@@ -62,7 +62,7 @@ _LANGUAGE = "language"
 
 @dataclass(frozen=True)
 class CollatedMasked:
-    """Batch of one worker with its micro-batches on the CPU, in pinned memory if a GPU reads them."""
+    """Batch of one worker with its micro-batches on the CPU, in pinned memory for a GPU."""
 
     step: int
     micro_batches: list[dict[str, Tensor]]

@@ -45,7 +45,7 @@ class SequenceWriter:
         self._tokens = 0
 
     def take(self, language: str, texts: Sequence[np.ndarray]) -> None:
-        """Append texts, (n,) int32 ids each without special tokens, to the texts of the language."""
+        """Append texts, (n,) int32 ids each without special tokens, to a language's texts."""
         counts = self.languages.setdefault(language, Counter())
         counts["texts"] += len(texts)
         counts["tokens"] += sum(map(len, texts))

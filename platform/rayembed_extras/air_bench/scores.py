@@ -120,7 +120,7 @@ def dev_markdown(found: DevScores) -> str:
 
 
 def dev_csv(found: DevScores) -> str:
-    """CSV with the scores in full precision as fractions, without means; missing scores are empty."""
+    """CSV with unrounded scores as fractions, without means; missing scores are empty."""
     lines = [
         [
             *(one.version, one.task, one.domain, one.language, one.name, MAIN_SCORES[one.task]),

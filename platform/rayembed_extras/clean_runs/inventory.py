@@ -108,7 +108,7 @@ class Inventory:
 
     @cached_property
     def prepared(self) -> list[PreparedFolder]:
-        """Folders of data and plans by path; folders that have no manifest by design are left out."""
+        """Folders of data and plans by path, without folders that have no manifest by design."""
         places = [f for f in sorted(self._folders) if f.partition("/")[0] in _PREPARED]
         aside = ("data/vectors/", "data/answers/", "data/given/")
         return [self._prepared(place) for place in places if not place.startswith(aside)]

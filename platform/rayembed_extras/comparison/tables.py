@@ -43,7 +43,7 @@ _CSV_COLUMNS = (
 
 
 def metric_of(lines: Sequence[Line]) -> str:
-    """The papers' name of the main score of several tasks; empty if the tasks have different ones."""
+    """The papers' name of the main score of several tasks; empty if they have different ones."""
     metrics = {_METRICS.get(line.metric, line.metric) for line in lines}
     return metrics.pop() if len(metrics) == 1 else ""
 

@@ -41,8 +41,8 @@ class GpuMemory:
 
     states: WorkerMemory
     buffers: int
-    """Bytes of a micro-batch's gradients and the bucket that reduces them, in float32 and in the
-    model's type.
+    """Bytes of a micro-batch's gradients, and of the bucket that reduces them in the model's number
+    type and in float32.
     """
     activations: int | None
     """Bytes of activations of the stage that needs most; None if they are not counted."""

@@ -21,13 +21,14 @@ class NearDuplicates(Cleaner):
     ngram: PositiveInt = 5
     """Words of an n-gram; a shorter text is one n-gram."""
     permutations: int = Field(default=128, ge=16)
-    """Hash functions of a signature; more of them detect similarities near the threshold more
-    reliably."""
+    """Number of hash functions of a signature; more of them detect similarities near the threshold
+    more reliably.
+    """
     of: Literal["pair", "query", "positive"] = "pair"
-    """Compared texts: the query and all positives, or one of the two sides."""
+    """Texts to compare: the query and all positives, or one of the two sides."""
 
     def check(self, setting: str) -> None:
-        """Return when datasketch is installed."""
+        """Check that datasketch is installed."""
         require_packages(setting, "near-duplicates", "datasketch")
 
     def find(self, *rows: Any) -> Any:

@@ -29,7 +29,9 @@ _MISSED_RATHER_THAN_COMPARED = (0.02, 0.98)
 cheap exact comparison, so few pairs are missed: 2 % at the threshold 0.8, 0.1 % at 0.85."""
 
 _HIGHEST_THRESHOLD = 0.98
-"""Highest threshold for choosing bands; above it datasketch finds fewer than its minimum of two."""
+"""Highest threshold for choosing bands; above it datasketch returns fewer
+than its minimum of two.
+"""
 
 _PARTNERS = 8
 """Preceding rows that each row of a large band is compared with, besides the band's first row."""
@@ -46,14 +48,14 @@ def bands(config: NearDuplicates) -> tuple[int, int]:
 
 
 def sides(table: pa.Table, of: str) -> list[list[list[str]]]:
-    """Texts of the rows that are compared: their queries, all their positives, or both."""
+    """Texts of the rows to compare: their queries, all their positives, or both."""
     queries: list[list[str]] = [[text] for text in table["query"].to_pylist()]
     positives: list[list[str]] = table["positives"].to_pylist()
     return {"query": [queries], "positive": [positives], "pair": [queries, positives]}[of]
 
 
 def grams_of(table: pa.Table, config: NearDuplicates) -> "Shingles":
-    """N-grams of the rows' texts that are compared.
+    """N-grams of the compared texts of rows.
 
     Those of a row's positives are one set, so that a row with an answer that no other row has is
     no copy. Of a pair those of the query and of the positives are apart, as if of other words: a
@@ -73,7 +75,7 @@ class BandPart:
     num_buckets: int
 
     def __call__(self, item: RowsOfPart) -> Sent:
-        """Bands with the rows' positions, and counts of rows."""
+        """Bands with the positions of the rows, and row counts."""
         columns = ["id", "query", "positives"]
         table = read_table(item.part.path, columns).take(pa.array(item.rows))
         keys = band_keys(grams_of(table, self.config), self.config)
@@ -136,7 +138,7 @@ class SendPairs:
     tasks: int
 
     def __call__(self, item: Bucket) -> Sent:
-        """Pairs by task, which depends on the pair alone: each meets its copies there."""
+        """Pairs by task; the task depends on the pair alone, so that copies of a pair meet."""
         pairs = read_pairs(self.folder, item.number)
         key = mixed(pairs[:, 0].view(np.uint64) ^ mixed(pairs[:, 1]))
         table = pa.table({"first": pairs[:, 0], "second": pairs[:, 1]})
@@ -191,7 +193,7 @@ class Shingles:
         return self.hashes[self.first[text] : self.first[text + 1]]
 
     def beside(self, other: "Shingles") -> "Shingles":
-        """N-grams of each text with those of another one, which are marked as the other side's."""
+        """Combine the n-grams of each text with those of another, marked as the other side's."""
         sizes = np.stack([np.diff(self.first), np.diff(other.first)], axis=1).reshape(-1)
         side = np.repeat(np.arange(len(sizes)) % 2, sizes)
         hashes = np.empty(len(side), np.uint64)
@@ -201,7 +203,7 @@ class Shingles:
 
 
 def shingles_of_rows(rows: Sequence[Sequence[str]], ngram: int) -> Shingles:
-    """All word n-grams of each row's texts, of which it has at least one."""
+    """All word n-grams of each row's texts; every row has at least one."""
     found = shingles([text for texts in rows for text in texts], ngram)
     return Shingles(found.hashes, found.first[np.cumsum([0, *map(len, rows)])])
 

@@ -33,7 +33,7 @@ class SendTexts:
     """(parts,) int64 global position of each part's first row."""
 
     def __call__(self, item: Bucket) -> Sent:
-        """Positions with the task, by part; the pairs are in the file `compared_path`."""
+        """Positions with the task, by part; the file `compared_path` holds the pairs."""
         sent = self.pairs.read(item.number)
         pairs = np.empty((0, 2), np.int64)
         if sent:
@@ -52,7 +52,7 @@ def _compared_path(folder: str, number: int) -> str:
 
 @dataclass(frozen=True)
 class CandidatePart(PartItem):
-    """Work item: a part whose rows some tasks want."""
+    """Work item: a part with rows that some tasks need."""
 
     number: int
     first: int
@@ -157,7 +157,7 @@ def read_similar(folder: str, number: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class RemovedPairs:
-    """Similar pairs of one comparison task, with the row of each that is removed."""
+    """Similar pairs of one comparison task, with the removed row of each pair."""
 
     number: int
     rows: np.ndarray

@@ -1,1 +1,1 @@
-"""Models that mteb or sentence-transformers loads, to be scored as others have them."""
+"""Models loaded by mteb or sentence-transformers, scored with those libraries' own code."""

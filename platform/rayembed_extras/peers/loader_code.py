@@ -1,4 +1,4 @@
-"""Which of mteb's loaders may be used: those of a list, whose text was looked at.
+"""Allow only mteb loaders from a list of loaders whose code was reviewed.
 
 What a loader does with the files of a model cannot be searched for in its text without being fooled
 by an alias. So `mteb_loaders.json` names loaders of one version of mteb with the version of their
@@ -21,12 +21,12 @@ FILE = "mteb_loaders.json"
 
 GIVES_LEAVE = "gives trust_remote_code, which runs Python files of its repository"
 _OPTIONS = frozenset({"trust_remote_code", "allow_pickle"})
-"""Options that give leave to run code."""
+"""Loader options that allow code from the model to run."""
 
 
 @cache
 def foreign_code(loader: Any) -> str | None:
-    """Why the loader may run a model's own code, in words; None: it was looked at and does not.
+    """Reason why the loader may run a model's own code; None: it was reviewed and does not.
 
     Args:
         loader: a class or function, without the `partial` around it.
@@ -51,19 +51,19 @@ def foreign_code(loader: Any) -> str | None:
 
 
 def gives_leave(options: Any) -> bool:
-    """Whether nested options of a loader give leave to run code that comes with a model."""
+    """Whether nested options of a loader allow code that comes with a model."""
     if not isinstance(options, Mapping):
         return False
     return any(options.get(name) for name in _OPTIONS) or any(map(gives_leave, options.values()))
 
 
 def name_of(loader: Any) -> str:
-    """The loader's name in the list: its module and its place there."""
+    """The loader's name in the list: module and qualified name."""
     return f"{loader.__module__}:{loader.__qualname__}"
 
 
 def text_version(loader: Any) -> str:
-    """Version of mteb's modules in which the loader and its base classes stand."""
+    """Version of the source text of mteb's modules that define the loader and its base classes."""
     parts = inspect.getmro(loader) if inspect.isclass(loader) else (loader,)
     names = {part.__module__ for part in parts if part.__module__.partition(".")[0] == "mteb"}
     return fingerprint({name: _text(name) for name in names})
@@ -82,5 +82,5 @@ def _looked_at() -> dict[str, Any]:
 
 
 def _around(loader: Any) -> Mapping[str, Any]:
-    """Variables that a function has from the function that made it, by name."""
+    """Closure variables of a function, by name."""
     return inspect.getclosurevars(loader).nonlocals if isinstance(loader, FunctionType) else {}

@@ -1,4 +1,4 @@
-"""References of models that other libraries load, and what makes their specs."""
+"""References to models that other libraries load, and the functions that make their specs."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from rayembed.evaluation.model_spec import ModelLoader
 
 
 def _is_named(reference: str) -> bool:
-    """Whether it is `mteb:org/name`, or `org/name` where no folder is called so."""
+    """Whether the reference is `mteb:org/name`, or `org/name` without a folder of that name."""
     plain = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?: \(.+\))?", reference)
     return reference.startswith("mteb:") or (plain is not None and not Path(reference).exists())
 

@@ -1,4 +1,4 @@
-"""A model that mteb loads with its own wrapper, prompts and all: how peers are measured."""
+"""A model that mteb loads with its own wrapper and prompts, for comparison with other models."""
 
 import inspect
 import json
@@ -51,20 +51,20 @@ _MORE_THAN_TEXTS: Mapping[str, str] = {
     "GeeVecAPIModel": "reads the subset of the task",
     "GoogleGeminiEmbeddingModel": "reads titles apart from the documents' texts",
 }
-"""mteb's wrappers to which a text alone, its task and its role do not tell all."""
+"""mteb's wrappers that need more than a text, its task and its role."""
 
 
 @dataclass(frozen=True)
 class MtebSpec(WrappedSpec):
-    """Vectors are those of mteb's wrapper, which gets the task's metadata and prompt type."""
+    """A spec that embeds with mteb's wrapper, which gets the task's metadata and prompt type."""
 
     settings: ModelUnderTest
     model: str
-    """mteb's name, which is the hub's."""
+    """Name of the model in mteb and on the hub."""
 
     @property
     def stated(self) -> ModelMeta:
-        """Metadata by mteb; names the revision that is loaded, and how."""
+        """Metadata by mteb; names the loaded revision and the loader."""
         # Looked up in each process: some of mteb's loaders cannot be pickled.
         return mteb.get_model_meta(self.model)
 
@@ -86,14 +86,14 @@ class MtebSpec(WrappedSpec):
 
     @property
     def similarity(self) -> Similarity:
-        """Similarity by mteb's metadata; cosine where it says nothing."""
+        """Similarity from mteb's metadata; cosine if it has none."""
         name = self.stated.similarity_fn_name
         return "dot" if name is not None and name.value == "dot" else "cosine"
 
     def encode_spec(
         self, task_metadata: TaskMetadata, prompt_type: PromptType | None
     ) -> EncodeSpec:
-        """The task itself, whose prompt only the wrapper knows."""
+        """The task itself, because only the wrapper knows its prompt."""
         return EncodeSpec(
             role_of(prompt_type),
             task=task_text(task_metadata),
@@ -101,7 +101,7 @@ class MtebSpec(WrappedSpec):
         )
 
     def shown(self, encode_spec: EncodeSpec) -> str:
-        """The name of the wrapper, which alone knows."""
+        """Name of the wrapper, because only the wrapper knows the prompt."""
         return f"(as mteb's {_loader_name(self.stated)} has it)"
 
     def load(self, device: str) -> EmbedTexts:
@@ -138,7 +138,7 @@ class MtebSpec(WrappedSpec):
         return in_batches(embed)
 
     def _changes(self, but: tuple[str, ...] = ()) -> dict[str, Any]:
-        """Settings by which vectors are others than those of the model as mteb has it."""
+        """Settings that make the vectors differ from those of mteb's unchanged model."""
         given = {
             "dtype": None if self.settings.dtype in ("auto", "saved") else self.settings.dtype,
             "max_length": self.settings.max_length,
@@ -150,7 +150,7 @@ class MtebSpec(WrappedSpec):
 def mteb_spec(
     settings: ModelUnderTest, *, on: Precision | str | None = None
 ) -> MtebSpec | SentenceSpec:
-    """The spec of a model that mteb knows; arguments are those of `make_spec`.
+    """Make the spec of a model that mteb knows; arguments as in `make_spec`.
 
     What mteb does not know is taken for a model of the hub that sentence-transformers loads, as
     mteb takes it.
@@ -203,7 +203,7 @@ def _of_hub(settings: ModelUnderTest, name: str, on: Precision | str | None) -> 
 
 
 def _check_supported(name: str, meta: ModelMeta) -> None:
-    """Return when the model gives one dense vector for a text and a text says all it needs.
+    """Check that the model returns one dense vector for a text and needs nothing else.
 
     Raises:
         ConfigError: it does not.
@@ -240,7 +240,7 @@ def _check_supported(name: str, meta: ModelMeta) -> None:
 
 
 def _runs_code(meta: ModelMeta) -> str | None:
-    """Way in which mteb's loader runs the model's own code, in words; None: it does not."""
+    """How mteb's loader runs the model's own code, in words; None: it does not."""
     loader = getattr(meta.loader, "func", meta.loader)
     options = [meta.loader_kwargs, getattr(meta.loader, "keywords", {})]
     if any(map(gives_leave, options)):
@@ -266,7 +266,7 @@ def _adjust(wrapper: Any, settings: ModelUnderTest) -> None:
 
 
 def _loader(texts: Sequence[str], number: int) -> Any:
-    """Loader as mteb hands it to an encoder: batches of a data set with the column `text`."""
+    """Data loader as mteb passes it to an encoder: batches of a data set with the column `text`."""
     from datasets import Dataset
     from torch.utils.data import DataLoader
 
@@ -274,7 +274,7 @@ def _loader(texts: Sequence[str], number: int) -> Any:
 
 
 def task_text(metadata: TaskMetadata) -> str:
-    """The name of a task that mteb has, else JSON of the whole metadata.
+    """Name of an mteb task, or JSON of the whole metadata for other tasks.
 
     `metadata_of` turns both into the metadata in any process.
     """
@@ -296,7 +296,7 @@ def _text(name: str, values: str) -> str:
 
 @lru_cache(maxsize=512)
 def metadata_of(text: str) -> TaskMetadata:
-    """Metadata from which `task_text` made the text."""
+    """Metadata from the text that `task_text` made."""
     if not text.startswith("{"):
         return mteb.get_task(text).metadata
     values: dict[str, Any] = json.loads(text)

@@ -1,4 +1,4 @@
-"""A folder that sentence-transformers loads and encodes with, as its users have it."""
+"""A model folder that sentence-transformers loads and encodes with."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -68,12 +68,12 @@ class WrappedSpec:
 
     @property
     def stored(self) -> StoredVectors:
-        """As the settings have it."""
+        """Settings with their stored values."""
         return self.settings.stored
 
     @property
     def conditions(self) -> dict[str, str]:
-        """Number type, length and width as a user set them; the libraries have others if unset."""
+        """Number type, length and width as the user set them; unset ones read `as loaded`."""
         given = self.settings.model_dump(include={"dtype", "max_length", "dimensions"})
         told = {name: "as loaded" if value is None else str(value) for name, value in given.items()}
         return told | stored_conditions(self.stored)
@@ -81,21 +81,23 @@ class WrappedSpec:
 
 @dataclass(frozen=True)
 class SentenceSpec(WrappedSpec):
-    """Vectors, prompts and batches are those of `mteb.evaluate` with a `SentenceTransformer`."""
+    """A spec that embeds like `mteb.evaluate` with a `SentenceTransformer`: same prompts and
+    batches.
+    """
 
     settings: ModelUnderTest
     reference: str
     name: str
     weights: str
     prompts: tuple[tuple[str, str], ...]
-    """Prompts of the folder that mteb heeds, by name."""
+    """The folder's prompts that mteb uses, by name."""
     default_prompt: str
     similarity: Similarity
     num_parameters: int | None
 
     @property
     def meta(self) -> ModelMeta:
-        """Name and a revision `<weights>-<all else that decides a vector>`."""
+        """Name and a revision `<weights>-<fingerprint of other settings that affect vectors>`."""
         return model_meta(
             self.name,
             f"{self.stored.slug}{self.weights}-{fingerprint([self.fingerprint, SCORES])[:8]}",
@@ -114,7 +116,7 @@ class SentenceSpec(WrappedSpec):
     def encode_spec(
         self, task_metadata: TaskMetadata, prompt_type: PromptType | None
     ) -> EncodeSpec:
-        """The prompt that mteb's wrapper picks, and the method of the model that it calls."""
+        """The prompt and the method of the model that mteb's wrapper uses."""
         prompts = dict(self.prompts)
         name = get_prompt_name(prompts, task_metadata, prompt_type)
         return EncodeSpec(
@@ -128,7 +130,7 @@ class SentenceSpec(WrappedSpec):
         return encode_spec.instruction
 
     def load(self, device: str) -> EmbedTexts:
-        """The model on the device.
+        """Load the model on the device.
 
         Raises:
             ArtifactError: the folder holds other weights than on the machine that made the spec.
@@ -166,7 +168,7 @@ class SentenceSpec(WrappedSpec):
 
 
 def sentence_spec(settings: ModelUnderTest, *, on: Precision | str | None = None) -> SentenceSpec:
-    """The spec of `st:` and an asset reference of a folder; arguments are those of `make_spec`.
+    """Make the spec of `st:` and an asset reference of a folder; arguments as in `make_spec`.
 
     Raises:
         ArtifactError: an incomplete folder, or one that gives no single dense vector for a text.
@@ -214,7 +216,7 @@ def sentence_spec(settings: ModelUnderTest, *, on: Precision | str | None = None
 
 
 def _settled(settings: ModelUnderTest, folder: Path, on: Precision | str | None) -> ModelUnderTest:
-    """Settings that name the number type where `auto` would be another on another machine."""
+    """Settings that name the number type if `auto` would differ between machines."""
     if settings.dtype == "bfloat16":
         settled(settings.dtype, on)  # for its warning
     if settings.dtype != "auto" or not _in_bfloat16(folder):
@@ -224,7 +226,7 @@ def _settled(settings: ModelUnderTest, folder: Path, on: Precision | str | None)
 
 
 def _in_bfloat16(folder: Path) -> bool:
-    """Whether sentence-transformers takes a module's weights for bfloat16."""
+    """Whether sentence-transformers treats a module's weights as bfloat16."""
     if is_own_format(folder):
         return saved_dtype(folder) == "bfloat16"
     places = [folder]
@@ -237,7 +239,7 @@ def _in_bfloat16(folder: Path) -> bool:
 
 
 def refuse_for_others(settings: ModelUnderTest, why: str) -> None:
-    """Return when no setting is made that only models of rayembed take.
+    """Check that no settings are given that only rayembed models accept.
 
     Raises:
         ConfigError: prompts or a token budget are set.
@@ -291,13 +293,15 @@ class TextsAtOnce:
 
 
 def in_batches(embed: Callable[[Sequence[str], EncodeSpec, int], Any]) -> EmbedTexts:
-    """A library's function of texts, encode spec and batch size; memory may halve the latter."""
+    """Call a library's function of texts, encode spec and batch size; halve the batch size if
+    memory runs out.
+    """
     at_once = TextsAtOnce(BATCH_SIZE)
     return lambda texts, spec: as_vectors(at_once(partial(embed, texts, spec)))
 
 
 def as_vectors(embeddings: Any) -> np.ndarray:
-    """(N, D) float32 of whatever array or tensor an encoder gives.
+    """Convert an encoder's array or tensor to (N, D) float32.
 
     Raises:
         ArtifactError: not one dense vector for each text.

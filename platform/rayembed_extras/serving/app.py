@@ -20,7 +20,7 @@ from rayembed_extras.serving.settings import Limits
 
 _RETRY_SECONDS = "2"
 _STATE_SECONDS = 5.0
-"""After which a model that does not tell its state counts as failing."""
+"""Seconds after which a model that does not report its state counts as failing."""
 
 _logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def make_app(
 async def _answer(
     request: Request, work: Awaitable[Answer], ends: float, seconds: float
 ) -> Response:
-    """The answer, unless its client leaves before or it takes too long: then the work is cancelled.
+    """Return the answer; cancel the work if the client disconnects or the time limit passes.
 
     What fails is answered here: an error that reaches the web server closes the connection.
 
@@ -123,7 +123,7 @@ async def _answer(
 
 
 async def _states(services: Mapping[str, Served]) -> dict[str, State]:
-    """State of each model that tells it in time."""
+    """State of each model that answers in time."""
 
     async def one(service: Served) -> State | None:
         try:
@@ -154,7 +154,7 @@ def _metrics(states: Mapping[str, State]) -> str:
 
 
 def _bare_name(asked: Any, services: Collection[str]) -> str:
-    """Name of the model that a request asks for, without a role behind it."""
+    """Name of the model in a request, without the role appended to it."""
     if asked is None and len(services) == 1:
         return next(iter(services))
     names = ", ".join(map(repr, services))
@@ -173,7 +173,7 @@ def _bare_name(asked: Any, services: Collection[str]) -> str:
 
 
 def digest(key: str) -> str:
-    """SHA-256 of a token in hexadecimal, so that the token itself is not passed on."""
+    """SHA-256 of a token in hexadecimal, passed on instead of the token."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -192,7 +192,7 @@ def _check_key(request: Request, wanted: Collection[str]) -> None:
 
 
 class _Bodies:
-    """Reads bodies of requests within the limits of their size, their time and the bytes of all."""
+    """Reads request bodies within the limits of size, time and total bytes."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -201,7 +201,7 @@ class _Bodies:
         self._bytes = 0
 
     async def read(self, request: Request, ends: float) -> dict[str, Any]:
-        """The JSON object in a request's body.
+        """Read the JSON object in a request's body.
 
         Args:
             ends: time of the loop until which it must be there, unless it has less time by itself.
@@ -228,7 +228,8 @@ class _Bodies:
             self._bytes -= self._held.pop(time, 0)
 
     async def _read(self, request: Request, time: asyncio.Timeout) -> bytearray:
-        """Request body; reading stops once it is too large, or all together and it is the largest.
+        """Read a request body; stop if it is too large, or if all bodies are too large and it is
+        the largest.
 
         Another one that is the largest is ended by its time.
         """

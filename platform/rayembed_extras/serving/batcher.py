@@ -1,4 +1,5 @@
-"""Request batching: token batches shared fairly among all waiting requests, never waiting for more.
+"""Request batching: token batches shared fairly among all waiting requests, without waiting for
+further ones.
 
 While a batch is worked on the next one gathers, so batches grow with the load and a lone request
 goes at once. A request is not one item but as many as it has texts: of a large one a batch takes a
@@ -21,19 +22,19 @@ Result = TypeVar("Result")
 @dataclass(eq=False)
 class _Caller(Generic[Item, Result]):
     waiting: deque[tuple[int, Item, int]]
-    """Place, item and cost of what no batch has taken yet."""
+    """Position, item and cost of items that no batch contains yet."""
     future: "asyncio.Future[None]"
     results: dict[int, Result] = field(default_factory=dict)
     total: int = 0
 
     @property
     def left(self) -> int:
-        """Cost of all that is waiting."""
+        """Total cost of the waiting items."""
         return sum(cost for _, _, cost in self.waiting)
 
 
 _SMALL = 4
-"""A request is small when a batch has room for this many, large when it has none for one."""
+"""A request is small if this many fit into a batch, and large if not even one fits."""
 
 _Batch = list[tuple[_Caller[Item, Result], int, Item]]
 
@@ -64,7 +65,7 @@ class Batcher(Generic[Item, Result]):
         """Batches that failed, for one item or all, since the last one that did not."""
 
     async def __call__(self, items: Sequence[Item], costs: Sequence[int]) -> list[Result]:
-        """Result of each item, in their order; raises what `work` raises for one of them.
+        """Results of the items in order; raises the error of `work` for any of them.
 
         The costliest items go first. A caller that is cancelled takes out what no batch has yet.
         """
@@ -97,7 +98,9 @@ class Batcher(Generic[Item, Result]):
                     caller.future.set_result(None)
 
     def _next_batch(self) -> _Batch[Item, Result]:
-        """Items of the small requests alone, in every other batch where large ones wait too."""
+        """Items of the next batch; every other batch takes only small requests if large ones wait
+        too.
+        """
         self._queue = deque(one for one in self._queue if not one.future.done())
         left = [(caller, caller.left) for caller in self._queue]
         small = [caller for caller, cost in left if _SMALL * cost <= self._largest_batch]
@@ -112,7 +115,7 @@ class Batcher(Generic[Item, Result]):
         return batch
 
     def _shared_batch(self) -> _Batch[Item, Result]:
-        """Items in turns: each caller gives its share of the batch, and again while there is room.
+        """Items for a batch: each caller adds its share in turn, and again while there is room.
 
         Who could give nothing more because the batch is full is first in the next one.
         """
@@ -141,7 +144,9 @@ class Batcher(Generic[Item, Result]):
         return batch
 
     def _each(self, batch: _Batch[Item, Result]) -> Sequence[Result | BaseException]:
-        """Result or error of each item; after an error each caller's are processed alone."""
+        """Result or error of each item; after an error each caller's items are processed
+        separately.
+        """
         try:
             results = self._work([item for _, _, item in batch])
         except Exception as error:  # noqa: BLE001 - told to the callers, whatever it is

@@ -1,4 +1,4 @@
-"""The serving job from its arguments to a model that answers until it is stopped."""
+"""The serving job: from its arguments to a model that answers until it is stopped."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def pin(config: ServingConfig) -> ServingConfig:
-    """The config with MLflow's address, and each alias as the version that it now is.
+    """The config with MLflow's address, and each alias replaced by its current version.
 
     So all copies of a model are of one version, also those that start later.
 
@@ -48,7 +48,7 @@ def _pinned(served: ServedModel, tracking_uri: str | None) -> ServedModel:
 
 
 def _serve(config: ServingConfig, context: JobContext) -> None:
-    """Return when the process was told to stop, after the application was taken away."""
+    """Serve until the process is signalled to stop, then remove the application."""
     require_packages("a server", "serving", "fastapi", "starlette", "uvicorn")
     config = pin(config)
     keys = [key.strip() for key in os.environ.get(config.api_key_env, "").split(",")]

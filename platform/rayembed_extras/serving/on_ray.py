@@ -27,15 +27,19 @@ APPLICATION = "rayembed-embeddings"
 """Name of the Serve application."""
 
 _NOT_LOADED, _END = "the model could not be loaded: ", " (end of the reason)"
-"""Around the reason in what Serve tells of a copy that did not start: a text with a traceback."""
+"""Markers around the reason in Serve's message about a copy that did not start; the message is a
+traceback.
+"""
 
 _SWITCH_SECONDS = 0.0005
-"""After which a thread that tokenises or writes JSON lets the event loop go on, a tenth of Python's
-own: `/health` beside a full-size request took 47 to 73 ms at most, else 47 to 153."""
+"""Seconds after which a thread that tokenises or writes JSON yields to the event loop, a tenth of
+Python's default: `/health` during a full-size request took at most 47 to 73 ms, with the default 47
+to 153.
+"""
 
 
 class Replica:
-    """One copy of a model; takes requests once the model is loaded.
+    """One copy of a model; accepts requests once the model is loaded.
 
     Where it is the server's only one, requests come to it over HTTP, else from the `Front`.
     """
@@ -63,28 +67,30 @@ class Replica:
         return make_app(services, self._limits, key_digests=self._key_digests)
 
     def check_health(self) -> None:
-        """Raise where Serve shall put a new copy in the place of this one."""
+        """Raise if Serve should replace this copy."""
         if not self._service.healthy:
             raise WorkerError("the last batches all failed")
 
     async def answer(self, path: str, body: dict[str, Any]) -> Answer | ServiceError:
-        """As the service's; a refusal is returned, since Ray would wrap what is raised."""
+        """Answer like the service; return refusals, because Ray would wrap a raised error."""
         try:
             return await self._service.answer(path, body)
         except ServiceError as error:
             return error
 
     async def describe(self) -> dict[str, Any]:
-        """As the service's."""
+        """Describe the model like the service."""
         return await self._service.describe()
 
     async def state(self) -> State:
-        """As the service's."""
+        """State of the service."""
         return await self._service.state()
 
 
 class Front:
-    """Takes the HTTP requests of a server of several models, and has their copies answer."""
+    """Receives the HTTP requests of a server of several models and forwards them to the models'
+    copies.
+    """
 
     def __init__(
         self, handles: Mapping[str, Any], limits: Limits, key_digests: frozenset[str]
@@ -161,7 +167,7 @@ def start(config: ServingConfig, *, key_digests: frozenset[str]) -> None:
 
 
 def with_devices(config: ServingConfig, seen: SeenGpus) -> ServingConfig:
-    """Return the settings with `use_gpu=auto` settled, said in a line for each model.
+    """Return the settings with `use_gpu=auto` resolved, and log a line for each model.
 
     All models that leave it open have GPUs, or none has: a copy without one would wait for ever.
 
@@ -182,7 +188,9 @@ def _most_copies(model: ServedModel) -> int:
 
 
 def _application(config: ServingConfig, key_digests: frozenset[str]) -> Any:
-    """The only model, which then takes requests itself, or a front and the models behind it."""
+    """Application of a single model, which receives requests itself, or of a front and several
+    models.
+    """
     # Texts are counted by the services; Serve must not keep requests from waiting together.
     shared = {"max_ongoing_requests": config.limits.waiting_texts}
     alone = len(config.models) == 1
@@ -216,7 +224,7 @@ def stop() -> None:
 
 
 def _replicas(model: ServedModel) -> dict[str, Any]:
-    """Serve's options of how many copies there are."""
+    """Serve's options for the number of copies."""
     if model.autoscaling is None:
         return {"num_replicas": model.replicas}
     return {
@@ -230,7 +238,7 @@ def _replicas(model: ServedModel) -> dict[str, Any]:
 
 
 def _told(message: str) -> str:
-    """The reason why a copy did not load its model, out of Serve's message or its status."""
+    """Reason why a copy did not load its model, from Serve's message or status."""
     application = serve.status().applications.get(APPLICATION)
     told = [] if application is None else [d.message for d in application.deployments.values()]
     for text in (message, *told):
@@ -259,7 +267,7 @@ def _check_port(host: str, port: int) -> None:
 
 
 def _check_resources(model: ServedModel) -> None:
-    """Check that a replica fits on some node; Serve itself would wait forever."""
+    """Check that a replica fits on some node; Serve would wait forever."""
     wanted = {"CPU": model.cpus_per_replica, "GPU": 1.0 if model.use_gpu is True else 0.0}
     nodes = [node["Resources"] for node in live_nodes()]
     if not any(
@@ -274,13 +282,13 @@ def _check_resources(model: ServedModel) -> None:
 
 
 class RemoteService:
-    """A served model whose copies are other processes."""
+    """A served model whose copies run in other processes."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
 
     async def answer(self, path: str, body: Mapping[str, Any]) -> Answer:
-        """As the service's; given up there, too, where it is cancelled here."""
+        """Answer like the service; cancelling the call also cancels it in the other process."""
         result = await _result(self._handle.answer.remote(path, dict(body)))
         if isinstance(result, ServiceError):
             raise result
@@ -288,12 +296,12 @@ class RemoteService:
         return answer
 
     async def describe(self) -> dict[str, Any]:
-        """As the service's."""
+        """Describe the model like the service."""
         entry: dict[str, Any] = await _result(self._handle.describe.remote())
         return entry
 
     async def state(self) -> State:
-        """As the service's, of one of the copies."""
+        """State of one of the copies."""
         state: State = await _result(self._handle.state.remote())
         return state
 

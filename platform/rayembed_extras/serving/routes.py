@@ -1,4 +1,4 @@
-"""The paths that embed: what a request of each asks for, and what its answer is made of.
+"""Paths that embed: read requests, and assemble their answers.
 
 A route reads a request into texts in their roles, and says what their vectors become. Everything
 between is the same for all of them: see `service`.
@@ -34,7 +34,7 @@ class Text(NamedTuple):
     text: str
     role: Role
     where: str
-    """Its place in the request, for messages."""
+    """Position of the text in the request, for messages."""
 
 
 @dataclass(frozen=True)
@@ -42,29 +42,29 @@ class Embedded:
     """Vectors of a request's texts."""
 
     vectors: np.ndarray
-    """(M, D) float32 unit vectors, one of each distinct text."""
+    """(M, D) float32 unit vectors, one for each distinct text."""
     order: Sequence[int]
-    """Row of each text."""
+    """Row in `vectors` of each text."""
     num_tokens: int
     truncated: Sequence[int]
-    """Indices of the texts that the model did not read to their end."""
+    """Indices of texts longer than the model's maximum length."""
 
 
 class Call(NamedTuple):
-    """What a request asks for."""
+    """A parsed request: its texts, their options, and the form of the answer."""
 
     texts: list[Text]
     options: EncodeOptions
-    """Options of all texts; of a ranking's documents the role and instruction are their own."""
+    """Options of all texts; in a ranking, documents have their own role and instruction."""
     truncate: bool
-    """Whether texts longer than the model reads are cut; else they are refused."""
+    """Whether texts that are too long for the model are cut instead of refused."""
     answer: Callable[[Embedded], Iterable[str]]
-    """Parts of the answer's JSON. Short ones: `json` holds Python's lock while it writes one."""
+    """Parts of the JSON answer. Short ones: `json` holds Python's lock while it writes one."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a route must know of the served model."""
+    """Properties of the served model that a route needs."""
 
     name: str
     dimensions: Sequence[int]
@@ -75,7 +75,7 @@ Route = Callable[[Mapping[str, Any], Offer], Call]
 
 
 def embeddings(request: Mapping[str, Any], offer: Offer) -> Call:
-    """OpenAI's request. Beside its fields the answer has `truncated`."""
+    """Parse OpenAI's request. Beside its fields the answer has `truncated`."""
     options = read_encode_options(_with_role(request), offer.dimensions)
 
     def answer(found: Embedded) -> Iterator[str]:
@@ -93,7 +93,7 @@ def embeddings(request: Mapping[str, Any], offer: Offer) -> Call:
 
 
 def embed(request: Mapping[str, Any], offer: Offer) -> Call:
-    """Text Embeddings Inference's request: `inputs` gives a list of vectors."""
+    """Parse Text Embeddings Inference's request: `inputs` gives a list of vectors."""
     _check_right(request)
     if not _flag(request, "normalize", True):
         raise RequestError("normalize = false; all vectors here have length 1", "normalize")
@@ -115,7 +115,9 @@ def embed(request: Mapping[str, Any], offer: Offer) -> Call:
 
 
 def rerank(request: Mapping[str, Any], offer: Offer) -> Call:
-    """Text Embeddings Inference's ranking: `texts` by their similarity to `query`, best first."""
+    """Parse Text Embeddings Inference's ranking: `texts` by their similarity to `query`, best
+    first.
+    """
     _check_right(request)
     raw = _flag(request, "raw_scores", False)
     shown = _flag(request, "return_text", False)
@@ -133,7 +135,9 @@ def rerank(request: Mapping[str, Any], offer: Offer) -> Call:
 
 
 def rank_documents(request: Mapping[str, Any], offer: Offer) -> Call:
-    """Cohere's and Jina's ranking: the `top_n` of `documents` by their similarity to `query`."""
+    """Parse Cohere's and Jina's ranking: the `top_n` of `documents` by their
+    similarity to `query`.
+    """
     shown = _flag(request, "return_documents", False)
     given = request.get("documents")
     if isinstance(given, list):
@@ -163,7 +167,7 @@ ROUTES: Mapping[str, Route] = {
     "/v1/rerank": rank_documents,
     "/v2/rerank": rank_documents,
 }
-"""Path → how it reads requests."""
+"""Path → parser of its requests."""
 
 
 def _ranking(
@@ -172,7 +176,7 @@ def _ranking(
     offer: Offer,
     answer: Callable[[Embedded], Iterable[str]],
 ) -> Call:
-    """Call for the query's vector, then the documents'."""
+    """Call that embeds the query, then the documents."""
     query = request.get("query")
     if not isinstance(query, str):
         raise RequestError(f"query = {query!r:.80} must be a text", "query")
@@ -189,7 +193,7 @@ def _ranking(
 
 
 def _ranked(found: Embedded) -> list[tuple[int, float]]:
-    """Index and cosine similarity of each document, best first, equal ones in their order.
+    """Index and cosine similarity of each document, best first; ties keep their order.
 
     Each row is summed alone: a product of matrices rounds equal rows otherwise at other places.
     """
@@ -210,7 +214,7 @@ def _texts(request: Mapping[str, Any], field: str, role: Role, offer: Offer) -> 
 
 
 def _with_role(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The request with the role that may stand in the model's name."""
+    """The request with the role taken from the model's name, if it has one."""
     role = str(request.get("model", "")).partition(":")[2]
     if role and request.get("role", role) != role:
         raise RequestError(
@@ -243,13 +247,13 @@ _REFUSED = (
 
 
 def model_tokenizer(model: Any) -> Tokenizer:
-    """Tokenizer of a loaded model's own text."""
+    """The loaded model's own tokenizer."""
     found: Tokenizer = model.tokenizer.pretrained.backend_tokenizer
     return found
 
 
 def named_tokenizer(reference: str) -> Tokenizer:
-    """Tokenizer of a tokenizer.json: the file or a folder that has it.
+    """Load a tokenizer from a tokenizer.json: the file, or a folder that contains it.
 
     Raises:
         AssetError: there is none.
@@ -265,7 +269,7 @@ def named_tokenizer(reference: str) -> Tokenizer:
 
 
 def arrays_as_texts(value: Any, field: str, tokenizer: Tokenizer | None) -> Any:
-    """The value with each array of token numbers as its text; whatever else it has stays.
+    """Replace each array of token numbers by its text; other content is unchanged.
 
     Special tokens are left out: the model puts its own around a text.
 

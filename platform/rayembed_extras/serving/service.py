@@ -24,11 +24,11 @@ from rayembed_extras.serving.routes import ROUTES, Call, Embedded, Offer, Text
 from rayembed_extras.serving.settings import Limits
 
 _TEXTS_PER_CALL = 64
-"""Texts tokenised at once; a request that was given up ends between two calls."""
+"""Number of texts tokenised at once; a cancelled request stops between two calls."""
 _logger = logging.getLogger(__name__)
 
 _FAILURES = 3
-"""Failed batches in a row after which the service counts as broken."""
+"""Consecutive failed batches after which the service counts as broken."""
 
 
 class ServiceError(Exception):
@@ -45,13 +45,13 @@ class ServiceError(Exception):
 
 
 class State(NamedTuple):
-    """How a served model is."""
+    """State of a served model."""
 
     healthy: bool
     totals: dict[str, int]
     """Counters since the start."""
     waiting_texts: int
-    """Texts of requests that are not answered yet."""
+    """Number of texts of unanswered requests."""
 
 
 class Answer(NamedTuple):
@@ -59,7 +59,7 @@ class Answer(NamedTuple):
 
     content: bytes
     truncated: int
-    """Texts that the model did not read to their end."""
+    """Number of texts longer than the model's maximum length."""
 
 
 @dataclass
@@ -69,19 +69,19 @@ class Counts:
     requests: int = 0
     """Requests answered or in progress; refused ones are not counted."""
     texts: int = 0
-    """Texts embedded; one that a request holds twice counts once."""
+    """Number of embedded texts; a text repeated within a request counts once."""
     tokens: int = 0
     truncated: int = 0
-    """Texts of which the model did not read all tokens."""
+    """Number of texts cut to the model's maximum length."""
     batches: int = 0
     """Encoder calls, one for all texts of a batch."""
 
 
 class Served(Protocol):
-    """A served model, here or in another process."""
+    """A served model in this or another process."""
 
     async def answer(self, path: str, body: Mapping[str, Any]) -> Answer:
-        """Answer to a request of one of `routes.ROUTES`; raises `ServiceError` as the service."""
+        """Answer a request of one of `routes.ROUTES`; raises `ServiceError` as the service."""
         ...
 
     async def describe(self) -> dict[str, Any]:
@@ -89,12 +89,12 @@ class Served(Protocol):
         ...
 
     async def state(self) -> State:
-        """How it is now."""
+        """Current state."""
         ...
 
 
 class EmbeddingService:
-    """Answers embeddings requests by a loaded model."""
+    """Answers embedding requests with a loaded model."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class EmbeddingService:
         token_arrays: Tokenizer | None = None,
         limits: Limits | None = None,
     ) -> None:
-        """Create a service of a model that is on its device.
+        """Create a service for a model that is on its device.
 
         Args:
             name: what requests call the model.
@@ -128,11 +128,11 @@ class EmbeddingService:
 
     @property
     def healthy(self) -> bool:
-        """Whether the last batches did not all fail, as they do once a GPU is lost."""
+        """Whether a recent batch succeeded; all batches fail once a GPU is lost."""
         return self._batcher.failures < _FAILURES
 
     async def state(self) -> State:
-        """How the model is now."""
+        """Current state of the model."""
         return State(self.healthy, asdict(self.counts), self.waiting_texts)
 
     async def describe(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class EmbeddingService:
         }
 
     async def answer(self, path: str, body: Mapping[str, Any]) -> Answer:
-        """Answer to a request of one of `routes.ROUTES`.
+        """Answer a request of one of `routes.ROUTES`.
 
         Raises:
             ServiceError: the request does not hold (400, 413), or cannot be answered now (503).
@@ -198,7 +198,7 @@ class EmbeddingService:
     async def _tokenize(
         self, texts: list[tuple[str, Role]], options: EncodeOptions
     ) -> tuple[list[Tokens], list[int]]:
-        """Tokens of each text, and how many they were if the model read all of it.
+        """Tokens of each text, and its number of tokens without a maximum length.
 
         A text without a word of the model's is embedded by special tokens, as elsewhere.
         """
@@ -217,8 +217,8 @@ class EmbeddingService:
         return tokens, whole
 
     def _embed_together(self, batch: Sequence[Tokens]) -> list[np.ndarray | BaseException]:
-        """Vector (D,) of each text, of whatever role and instruction; an error for one whose
-        vector is not of length 1.
+        """Vector (D,) of each text, for any role and instruction; an error for a vector that is not
+        of length 1.
         """
         vectors = encode_tokens(self._model, batch)
         self.counts.batches += 1
@@ -266,7 +266,9 @@ def _field(text: Text) -> str:
 def _tokens(
     model: TransformerModel, texts: list[str], role: Role, given: str | None
 ) -> tuple[list[Tokens], list[int]]:
-    """Tokens of each text as the model reads them, and how many all of it would be."""
+    """Tokens of each text as the model reads them, and its number of tokens without a maximum
+    length.
+    """
     instruction = model.instruction_of(role, given)
 
     def read(tokenizer: Any, some: list[str]) -> list[Tokens]:

@@ -19,19 +19,22 @@ class Limits(Settings):
     """Maximum characters of one text. The model reads the first tokens up to its own maximum
     length; the answer tells which texts were longer, and `truncate` false refuses them."""
     body_bytes: PositiveInt = 32 * 2**20
-    """Maximum bytes of one request's body: 2,048 texts of 16,000 ASCII characters, or of 2,700 that
-    the client escapes (`\\uXXXX`). While a body is parsed the server answers nothing else: a tenth
-    of a second for 32 MiB of texts, up to two where they are brackets."""
+    """Maximum bytes of one request's body: 2,048 texts of 16,000 ASCII characters, or of 2,700
+    characters escaped by the client (`\\uXXXX`). While a body is parsed the server answers nothing
+    else: a tenth of a second for 32 MiB of texts, up to two where they are brackets.
+    """
     waiting_bytes: PositiveInt = 512 * 2**20
-    """Maximum bytes of the bodies that have not come whole. Where they hold more, the largest one
-    is told to retry later, so that small requests pass beside clients that send slowly."""
+    """Maximum total bytes of bodies that are still being received. Where they hold more, the
+    largest one is told to retry later, so that small requests pass beside clients that send slowly.
+    """
     body_seconds: PositiveFloat = 60.0
-    """Maximum seconds from a request's first byte until its body is whole."""
+    """Maximum seconds from a request's first byte until its body is complete."""
     waiting_texts: PositiveInt = 16_384
-    """Maximum texts queued in a replica; further requests are told to retry later."""
+    """Maximum texts queued in a replica; further requests get an error that asks to retry later."""
     request_seconds: PositiveFloat = 300.0
-    """Maximum seconds of one request, from its first byte on; then it is answered by an error and
-    worked on no longer."""
+    """Maximum seconds of one request, from its first byte on; then the client gets an error and the
+    work is cancelled.
+    """
 
     @model_validator(mode="after")
     def _check_bytes(self) -> Self:
@@ -44,19 +47,19 @@ class Limits(Settings):
 
 
 class Autoscaling(Settings):
-    """Replicas that Ray Serve adds and takes away with the requests that are under way."""
+    """Replicas that Ray Serve adds and removes with the number of ongoing requests."""
 
     max_replicas: PositiveInt = 2
     """Maximum copies of the model; `replicas` is the minimum."""
     target_requests: PositiveFloat = 16.0
-    """Requests under way for each copy that Serve aims at."""
+    """Ongoing requests for each copy that Serve aims at."""
 
 
 class ServedModel(Settings):
-    """A model of a server, and the copies of it."""
+    """A model of a server, and its copies."""
 
     name: str = Field(pattern=r"^[^:\x00-\x1f\x7f\x85\u2028\u2029]+$")
-    """What requests call it; no colon, line break or other control character."""
+    """Name in requests, without colon, line break or other control character."""
     model: ModelReference = Field(min_length=1)
     """`models:/name@alias`, `models:/name/version`, or an asset reference of a model (a folder,
     `hf://org/name@revision`, `s3://…`, `gs://…`, `pypi://…`)."""
@@ -72,17 +75,20 @@ class ServedModel(Settings):
     """Torch threads of a replica; None: `cpus_per_replica`, rounded down, at least 1."""
     dtype: DtypeSetting | Tf32 = "auto"
     """Number type of weights and activations; `auto`: as saved (float16 becomes float32), but
-    float32 where the replica's machine emulates bfloat16, as where it is loaded and scored. `tf32`:
-    float32, but a GPU rounds what its products take, which is several times faster; vectors differ
-    from those of an index in the last of three digits."""
+    float32 if the replica's machine emulates bfloat16, as in loading and scoring. `tf32`: float32,
+    but a GPU rounds what its products take, which is several times faster; vectors differ from
+    those of an index in the last of three digits.
+    """
     tokens_per_batch: PositiveInt | None = None
-    """Maximum tokens that are embedded together, of one request or many: a larger request takes
-    several batches, between which others have theirs. None: 16384 on a GPU, 2048 on a CPU. 1 embeds
-    each text by itself."""
+    """Maximum tokens embedded together, from one request or several: a larger request takes several
+    batches, with other requests' batches between them. None: 16384 on a GPU, 2048 on a CPU. 1
+    embeds each text by itself.
+    """
     token_arrays: ModelReference | None = None
-    """Whose token numbers an `input` of numbers has: `model` for the model's own tokenizer, or an
-    asset reference of another one (a folder or file with a tokenizer.json). None: refused, since
-    numbers of another tokenizer are another text."""
+    """Tokenizer of numbers in an `input`: `model` for the model's own, or an asset reference of
+    another one (a folder or file with a tokenizer.json). None: refused, since numbers of another
+    tokenizer are another text.
+    """
 
     @model_validator(mode="after")
     def _check_replicas(self) -> Self:
@@ -95,7 +101,7 @@ class ServedModel(Settings):
 
 
 def named_reference(text: str) -> dict[str, str]:
-    """Name and reference of `NAME=REFERENCE`, or of a reference, whose last part is the name.
+    """Name and reference of `NAME=REFERENCE`, or of a plain reference, named by its last part.
 
     The name of `models:/name@alias` and `models:/name/3` is `name`.
     """
@@ -112,14 +118,15 @@ class ServingConfig(Settings):
     """Settings of a server of one or several models."""
 
     models: Annotated[tuple[ServedModel, ...], unique_names("models")] = Field(min_length=1)
-    """Models; requests choose by name."""
+    """The models; requests choose one by name."""
     host: str = "127.0.0.1"
     """Address to listen on; anything but loopback opens the server to the network (see
     `api_key_env`)."""
     port: int = Field(default=8000, ge=1, le=65535)
     api_key_env: str = "RAYEMBED_API_KEY"
-    """Environment variable of the job with the bearer token that requests must have, or several
-    with commas between, each as good as the other; if unset, everybody is served."""
+    """Environment variable of the job with the bearer token that requests must send, or several
+    tokens separated by commas, each sufficient; if unset, no token is needed.
+    """
     limits: Limits = Limits()
     tracking_uri: Reference | None = None
     """MLflow's address for `models:/…`; None: the SQLite file in `storage_path`."""

@@ -14,7 +14,7 @@ from rayembed_extras.sweeps.settings import Sweep
 
 
 def trials_at_once(placement: Placement, free: Sequence[Node], *, validates: bool) -> int:
-    """Number of trials that fit into each node's free resources, including their validation.
+    """Number of trials that fit into the free resources of the nodes, including their validation.
 
     Ray Tune counts only what its own small actor of a trial takes. Trials that Ray Train then
     cannot place would wait for each other's workers for ever, so the number must be said. An
@@ -46,7 +46,7 @@ def trials_at_once(placement: Placement, free: Sequence[Node], *, validates: boo
 
 
 def with_cores_of_their_own(sweep: Sweep, at_once: int) -> Sweep:
-    """Sweep whose workers use no more threads than reserved CPUs, if trials run side by side.
+    """The sweep with worker threads limited to the reserved CPUs, if trials run side by side.
 
     A recipe for a small machine may give its one worker all cores while it reserves one of them.
     Two such trials at a time on two cores were measured at a fifth of the speed of one: threads

@@ -1,4 +1,4 @@
-"""Ray Tune's searcher and scheduler of a sweep, informed of earlier submissions' scores."""
+"""Ray Tune's searcher and scheduler of a sweep, initialised with earlier submissions' scores."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ SCORE, STEP = "score", "global_step"
 
 
 def searcher(sweep: Sweep, past: Sequence[TrialRecord]) -> Any:
-    """Optuna searcher with the scores of earlier trials; None for listed trials.
+    """Optuna searcher initialised with the scores of earlier trials; None for listed trials.
 
     Trials that had begun and not ended are its first ones.
 

@@ -1,4 +1,6 @@
-"""Output of `--dry-run` of a sweep: its trials, the data that they need, how many run at once."""
+"""Output of `--dry-run` of a sweep: its trials, the data they need, and the number that run at
+once.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -27,7 +29,7 @@ from rayembed_extras.sweeps.trials import (
 
 
 def print_sweep(sweep: Sweep, *, out: TextIO, tables: TextIO) -> None:
-    """Write the sweep as YAML to `out` and tables of what it would do to `tables`.
+    """Write the sweep as YAML to `out` and tables of its trials and data to `tables`.
 
     They are apart so that `--dry-run > sweep.yaml` gives a file which `--sweep sweep.yaml` takes.
 
@@ -51,7 +53,7 @@ def _precision_here(placement: Placement) -> Precision:
 
 
 def expected_time(sweep: Sweep, trials: Sequence[Trial], number: int) -> str:
-    """How long trials take, in a line.
+    """Expected time of trials, as one line.
 
     Args:
         trials: that are known and have to run; none: the search chooses them later.
@@ -87,7 +89,7 @@ def _trials(sweep: Sweep, trials: list[Trial]) -> Table:
 
 
 def _data(sweep: Sweep, trials: list[Trial]) -> Table:
-    """Each result of preparation once, with how many of the different data take it."""
+    """Each distinct data preparation, with the number of data variants that use it."""
     runs = data_runs(sweep, [trial.run for trial in trials])
     all_trials = [trial.run for trial in trials] or runs
     of_trials = Counter(folder for run in all_trials for folder in data_folders(run))

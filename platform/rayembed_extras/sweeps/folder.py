@@ -1,4 +1,4 @@
-"""The folder of a sweep, what waits there for MLflow, and the number types of its runs."""
+"""The folder of a sweep: files, pending MLflow entries, and the number types of its runs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from rayembed_extras.sweeps.settings import Sweep
 
 @contextmanager
 def locked_sweep(sweep: Sweep) -> Iterator[StoredFolder]:
-    """The files of a sweep, which no other job has meanwhile, with what storage has of them.
+    """Lock the sweep's folder and download its files from storage.
 
     Raises:
         PlacementError: the storage cannot be written.
@@ -25,14 +25,14 @@ def locked_sweep(sweep: Sweep) -> Iterator[StoredFolder]:
 
 
 def send_pending_sweep(sweep: Sweep, out: TextIO) -> None:
-    """Send all that waits in the sweep's folder; as `send_pending` does for a run."""
+    """Send all pending MLflow entries of the sweep's folder, like `send_pending` for a run."""
     placement = placed(sweep.base).placement
     with locked_sweep(sweep.placed(storage_path=placement.storage_path)) as files:
         send_files(files, placement.tracking_uri, out)
 
 
 def sweep_as_begun(sweep: Sweep, begun: Sweep) -> Sweep:
-    """The sweep with the number types with which it was begun, where it leaves them open.
+    """The sweep with the number types that it began with, if its settings leave them open.
 
     So that all trials compute in one type, also those that begin later on another machine.
     """
@@ -45,7 +45,9 @@ def sweep_as_begun(sweep: Sweep, begun: Sweep) -> Sweep:
 
 
 def sweep_settled(sweep: Sweep, precision_of: PrecisionOf) -> Sweep:
-    """The sweep with the number type that its workers' nodes compute fast, one for all trials."""
+    """The sweep with the number type that its workers' nodes compute fast, the
+    same for all trials.
+    """
     asked = {run.model.backbone.dtype for run in sweep.runs.values()} - {"float32"}
     if not asked:
         return sweep

@@ -1,4 +1,4 @@
-"""The job of a sweep, from its arguments on. Its functions import what they need."""
+"""The job of a sweep, from its arguments to its report. Its functions import what they need."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -29,25 +29,26 @@ from rayembed_extras.sweeps.space import (
 
 @dataclass(frozen=True)
 class PrintedSweep:
-    """A sweep with figures in print to stand beside its own."""
+    """A sweep with published scores to compare its results with."""
 
     sweep: Sweep
     printed: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Row of the sweep → column → figure, of 100. Rows that the sweep leaves out have figures
-    alone."""
+    """Row of the sweep → column → published score in percent. Rows that the sweep leaves out have
+    figures alone.
+    """
     source: str = ""
     """The paper and the table."""
     about: str = ""
-    """Description of what the sweep compares."""
+    """Description of the comparison that the sweep makes."""
 
 
 Sweeps = Mapping[str, Callable[[], PrintedSweep]]
-"""Sweeps that are asked for by name."""
+"""Sweeps that can be selected by name."""
 
 NO_SWEEPS: Sweeps = MappingProxyType({})
 
 _RECIPE = "nvembed-quickstart"
-"""Recipe that is searched where none is named."""
+"""Recipe that is searched if none is named."""
 
 
 def sweep_job(sweeps: Sweeps = NO_SWEEPS) -> Job[PrintedSweep]:
@@ -111,8 +112,8 @@ def _check_together(run: Run, assignments: Sequence[str]) -> None:
 
 
 def _read(args: argparse.Namespace, sweeps: Sweeps) -> PrintedSweep:
-    """The sweep that the arguments describe: first its name, file or recipe, then each
-    `--set` in its order, the search, each `--with`, the name.
+    """The sweep that the arguments describe: first its name, file or recipe, then each `--set` in
+    order, the search, each `--with`, and the name.
     """
     given, printed, source = _given(args, sweeps)
     fixed = [text for text in args.assignments if not is_domain(text.partition("=")[2])]
@@ -165,7 +166,7 @@ def _read(args: argparse.Namespace, sweeps: Sweeps) -> PrintedSweep:
 
 
 def _fixed(run: Run, assignments: Sequence[str]) -> Run:
-    """The run with settings of all trials.
+    """The run with the settings shared by all trials.
 
     Raises:
         ConfigError: as `override`; of a value that was meant for a domain, what is wrong with it.
@@ -185,7 +186,7 @@ def _parted(assignment: str) -> tuple[str, str, str]:
 
 
 def _said_otherwise(path: str) -> str | None:
-    """Path of the setting that says the same as one of a stage in another way; None: none does."""
+    """Path of the alternative setting for the same property of a stage; None if there is none."""
     pairs = StageConfig.replaces
     other = {**pairs, **{second: first for first, second in pairs.items()}}
     stage, _, name = path.rpartition(".")
@@ -193,13 +194,13 @@ def _said_otherwise(path: str) -> str | None:
 
 
 def _lengths(space: Mapping[str, Any]) -> list[str]:
-    """An assignment of each searched setting that another one may replace."""
+    """An assignment for each searched setting that has an alternative setting."""
     chosen = {path: domain for path, domain in space.items() if _said_otherwise(path)}
     return [f"{path}={domain.ends[0]}" for path, domain in parse_space(chosen).items()]
 
 
 def _check_options(options: Sequence[str], search: str, scheduler: str) -> None:
-    """Return when each `--with` has what it is a setting of."""
+    """Check that each `--with` belongs to the chosen search and scheduler."""
     kinds = {path: value for path, _, value in (option.partition("=") for option in options)}
     for part, kind, none, instead in (
         ("search", search, "grid", "--search random or optuna"),
@@ -211,7 +212,7 @@ def _check_options(options: Sequence[str], search: str, scheduler: str) -> None:
 
 
 def named_sweep(name: str, sweeps: Sweeps) -> PrintedSweep:
-    """The sweep of that name.
+    """The sweep with this name.
 
     Raises:
         ConfigError: no such sweep; the message names the nearest one.
@@ -224,7 +225,7 @@ def named_sweep(name: str, sweeps: Sweeps) -> PrintedSweep:
 def _given(
     args: argparse.Namespace, sweeps: Sweeps
 ) -> tuple[dict[str, Any], Mapping[str, Mapping[str, float]], str]:
-    """The settings to begin with, and the figures of a paper."""
+    """The initial settings, and a paper's scores."""
     if args.sweep is not None and args.recipe is not None:
         raise ConfigError("--sweep names its own runs; leave out --recipe, or --sweep")
     if args.sweep is None:
@@ -238,7 +239,7 @@ def _given(
 
 
 def _of_file(path: str) -> dict[str, Any]:
-    """The settings in a file; its runs are whole ones, or recipes with settings."""
+    """Settings in a file; its runs are complete ones, or recipes with settings."""
     values = read_mapping(path)
     if "recipe" in values:
         entry = {"recipe": values.pop("recipe"), "set": values.pop("set", [])}
@@ -261,7 +262,7 @@ def _base_run(recipe: str) -> Run:
 
 
 class _OfRecipe(Settings):
-    """A run of a sweep's file as a recipe with settings."""
+    """A run of a sweep's file given as a recipe with settings."""
 
     recipe: str
     set: tuple[str, ...] = ()

@@ -62,7 +62,7 @@ _SAME_AGAIN = (
     DeviceMemoryError,
     DivergenceError,
 )
-"""Permanent errors, which a retry would raise again."""
+"""Permanent errors; a retry would raise them again."""
 
 _FRAME = re.compile(r'\s+File ".+", line \d+')
 
@@ -80,7 +80,7 @@ _TUNE_ENVIRONMENT = {
 
 
 def given_to(sweep: Sweep, config: Mapping[str, Any]) -> TrialRecord:
-    """Blank record of the trial that Ray Tune gives this config."""
+    """Empty record of the trial that Ray Tune starts with this config."""
     if "trial" in config:
         return TrialRecord(**config["trial"])
     # Optuna's are the values themselves.
@@ -89,7 +89,7 @@ def given_to(sweep: Sweep, config: Mapping[str, Any]) -> TrialRecord:
 
 
 def message_in(traceback: str) -> str:
-    """All lines of a traceback's last error; of a text without frames all."""
+    """All lines of the last error in a traceback; the whole text if it has no frames."""
     lines = [line.rstrip() for line in traceback.splitlines() if line.strip()]
     begin = max((place + 1 for place, line in enumerate(lines) if _FRAME.match(line)), default=0)
     while 0 < begin < len(lines) - 1 and lines[begin][0].isspace():  # the frame's source
@@ -215,7 +215,7 @@ def _trials_that_fit(sweep: Sweep, wanted: int) -> int:
 
 
 def _beside_the_driver() -> Any:
-    """Resources of a trial beside its run: a grain of the driver's node resource.
+    """Resources of a trial next to its run: a tiny share of the driver's node resource.
 
     It takes no CPU, so that workers may take all of them, also where the head node has none.
     """
@@ -225,7 +225,7 @@ def _beside_the_driver() -> Any:
 def _trial(
     config: dict[str, Any], sweep: Sweep, trial_store: TrialStore, tags: Mapping[str, str]
 ) -> None:
-    """A trial as Ray Tune sees it: it reports each score, and last that it is done."""
+    """A trial as Ray Tune sees it: it reports each score, and finally its end."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     given = given_to(sweep, config)
     known = trial_store.find(given.key)
@@ -253,8 +253,8 @@ def _trial(
 
 
 def run_events(sweep: Sweep, given: TrialRecord, tags: Mapping[str, str]) -> Iterator[Event]:
-    """Events of a trial, whose run works in a thread beside: a daemon, so that the process ends at
-    once when Ray asks it to.
+    """Events of a trial, whose run works in a daemon thread, so that the process ends at once when
+    Ray asks it to.
 
     Raises:
         RayembedError: what ended the trial and may not happen again.

@@ -1,4 +1,6 @@
-"""Optuna distributions of a space's domains, and its study of trials: importance of settings."""
+"""Optuna distributions of a search space, and an Optuna study of trials for the importance of
+settings.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +10,7 @@ from rayembed_extras.sweeps.space import Domain
 from rayembed_extras.sweeps.trial_store import TrialRecord
 
 LEAST_TRIALS = 4
-"""Minimum number of trials; a random forest on fewer says nothing."""
+"""Minimum number of trials for a meaningful random forest."""
 
 RUN = "run"
 """Pseudo-setting for the choice between the sweep's runs."""
@@ -47,8 +49,8 @@ def texts(domains: Mapping[str, Domain], values: Mapping[str, Any]) -> dict[str,
 
 
 def study_of(sweep: Sweep, records: Sequence[TrialRecord]) -> Any:
-    """Optuna's study of trials that have a score, which is their value; settings are its
-    parameters, and the run where there are several.
+    """Optuna study of trials that have a score, with it as value and settings as parameters; the
+    run is a parameter if there are several.
     """
     import optuna
 

@@ -17,8 +17,8 @@ from rayembed_extras.sweeps.trial_store import TrialRecord
 def parallel_coordinates(
     sweep: Sweep, records: Mapping[str, TrialRecord], path: str | Path
 ) -> None:
-    """Write a PNG of parallel coordinates: axes for the score and the settings, a line for each
-    trial with a score, coloured by it; of one that was ended early it is the last.
+    """Write a PNG of parallel coordinates: axes for the score and the settings, and a line for each
+    trial with a score, coloured by it. The score of a trial ended early is its last.
     """
     from matplotlib import pyplot, rc_context
     from optuna.visualization.matplotlib import plot_parallel_coordinate
@@ -39,7 +39,7 @@ def parallel_coordinates(
 
 
 def importance_bars(shares: Mapping[str, float], path: str | Path) -> None:
-    """Write a PNG with a bar for each setting, the most important one on top."""
+    """Write a PNG with a bar for each setting, the most important one at the top."""
     ordered = sorted(shares.items(), key=lambda item: item[1])
     figure, axes = _figure_of_rows([name for name, _ in ordered])
     places = range(len(ordered))
@@ -101,7 +101,7 @@ def differences_by_seed(rows: Sequence[TrialRow], reference: TrialRow, path: str
 
 
 def difference_limits(found: Sequence[tuple[Difference, Sequence[float]]]) -> tuple[float, float]:
-    """Ends of the axis of differences, of 100.
+    """Ends of the axis of differences, in percentage points.
 
     Args:
         found: each row's difference and its points, of 100. Intervals of three and more seeds lie
@@ -122,14 +122,14 @@ def _points(row: TrialRow, reference: TrialRow) -> list[float]:
 
 
 _INCHES_A_SIGN = 0.075
-"""Width of a letter of a row's name."""
+"""Width in inches of a letter of a row's name."""
 
 _SIGNS_A_LINE = 60
-"""Letters of a row's name in a line, unless one of its settings is longer."""
+"""Maximum letters of a row's name in a line, unless one of its settings is longer."""
 
 
 def _figure_of_rows(names: Sequence[str]) -> tuple[Any, Any]:
-    """A figure with room for rows and their names, which stand at 0, 1, … from the bottom."""
+    """A figure sized for rows and their names, at 0, 1, … from the bottom."""
     wrapped = [textwrap.wrap(name, _SIGNS_A_LINE, break_long_words=False) for name in names]
     longest = max((len(line) for lines in wrapped for line in lines), default=0)
     most = max(map(len, wrapped), default=1)
@@ -143,6 +143,6 @@ def _figure_of_rows(names: Sequence[str]) -> tuple[Any, Any]:
 
 
 def _set_label(figure: Any, text: str) -> None:
-    """Write what the x axis shows below the whole figure, which is wider than the axis."""
+    """Write the label of the x axis below the whole figure, which is wider than the axis."""
     signs = int(figure.get_size_inches()[0] / (1.1 * _INCHES_A_SIGN))
     figure.supxlabel(textwrap.fill(text, signs), fontsize=9, color=INK)

@@ -1,4 +1,4 @@
-"""The report of a sweep that is done: tables and pictures, on disk and in MLflow."""
+"""The report of a finished sweep: tables and plots, on disk and in MLflow."""
 
 from collections.abc import Mapping
 
@@ -31,13 +31,13 @@ from rayembed_extras.sweeps.trial_store import SEED, TrialRecord, best
 REPORT = "report.md"
 
 Printed = Mapping[str, Mapping[str, float]]
-"""A paper's figures: row → column → figure, of 100."""
+"""A paper's scores: row → column → score in percent."""
 
 _OF_SEEDS = (
     " All seeds are scored on the same held-out texts, so ± covers chance in training and not "
     "which queries are asked: with other queries all rows may score higher or lower."
 )
-"""What ± over seeds covers."""
+"""Meaning of ± over seeds."""
 
 
 def write_report(
@@ -48,7 +48,9 @@ def write_report(
     printed: Printed,
     source: str,
 ) -> str:
-    """Path in storage of the report; its tables and pictures lie beside it and in MLflow."""
+    """Write the report, its tables and plots, also to MLflow; return the report's
+    path in storage.
+    """
     folder = files.local
     rows = rows_of(sweep, records)
     shares = importance(sweep, records)
@@ -146,7 +148,7 @@ def print_swept(
     *,
     mlflow_complete: bool,
 ) -> None:
-    """Print the tables, and where everything lies."""
+    """Print the tables and the addresses of the results."""
     out = console(soft_wrap=True)
     rows = rows_of(sweep, records)
     out.print(
@@ -185,7 +187,7 @@ def _of_differences(sweep: Sweep, reference: TrialRow) -> str:
 
 
 def _has_rows(sweep: Sweep) -> bool:
-    """Whether several trials stand for one thing that is compared."""
+    """Whether rows group several trials."""
     return len(sweep.runs) > 1 or SEED in sweep.domains
 
 

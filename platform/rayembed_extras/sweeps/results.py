@@ -45,8 +45,8 @@ class TrialRow:
 
     @property
     def by_seed(self) -> dict[str, float]:
-        """Deciding score of each seed whose trial is finished, the mean of several; seed "" where
-        none is searched.
+        """Deciding score of each seed with a finished trial, averaged over several; seed "" if none
+        is searched.
         """
         found: dict[str, list[float]] = {}
         for record in self.records:
@@ -55,14 +55,14 @@ class TrialRow:
         return {seed: fmean(scores) for seed, scores in found.items()}
 
     def apart(self, reference: "TrialRow") -> Difference | None:
-        """Difference of the deciding score to another row's, by seed; None: no seed has both."""
+        """Difference of the deciding score to another row's, by seed; None: they share no seed."""
         found = paired(self.by_seed, reference.by_seed)
         return difference(found) if found else None
 
 
 def reference_of(sweep: Sweep, rows: Sequence[TrialRow]) -> TrialRow | None:
-    """The row that others are compared with, of those with the most seeds: the first in a grid, the
-    best where values are drawn; None: no row has a score.
+    """The row that others are compared with, among those with the most seeds: the first in a grid,
+    the best if values are drawn; None: no row has a score.
     """
     most = max((len(row.by_seed) for row in rows), default=0)
     whole = [row for row in rows if row.by_seed and len(row.by_seed) == most]
@@ -119,12 +119,12 @@ def trials_table(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
 
 
 def _first_words(problem: str) -> str:
-    """The beginning of an error, in a cell of a table."""
+    """The beginning of an error, for a table cell."""
     return " ".join(problem.split())[:80].replace("|", "/")
 
 
 def rows_table(rows: Sequence[TrialRow], reference: TrialRow | None) -> str:
-    """Markdown table of rows, of 100: the metric's mean ± standard deviation over seeds, its
+    """Markdown table of rows in percent: the metric's mean ± standard deviation over seeds, its
     difference to the reference by seed, and the mean of each task.
     """
     tasks = list(dict.fromkeys(task for row in rows for task in row.scores if task != "score"))
@@ -141,7 +141,7 @@ def rows_table(rows: Sequence[TrialRow], reference: TrialRow | None) -> str:
 
 
 def paper_table(rows: Sequence[TrialRow], printed: Mapping[str, Mapping[str, float]]) -> str:
-    """Markdown table of each row's deciding score beside the paper's; rows not run show only the
+    """Markdown table of each row's deciding score next to the paper's; rows not run show only the
     latter.
 
     Args:
@@ -186,7 +186,7 @@ def trials_csv(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
 
 
 def percent(found: Spread) -> str:
-    """Mean and spread of a score, 100 times."""
+    """Mean and spread of a score in percent."""
     return found.text(digits=2, times=100)
 
 
@@ -197,7 +197,7 @@ def _highest_first(record: TrialRecord) -> tuple[int, float]:
 
 
 def short_names(paths: Collection[str]) -> dict[str, str]:
-    """Each path with its last parts, two at least and as many as tell it from the others."""
+    """The last parts of each path, at least two and as many as make it unique."""
     return {path: _short(path, [other for other in paths if other != path]) for path in paths}
 
 
@@ -211,7 +211,7 @@ def _short(path: str, others: Collection[str]) -> str:
 
 
 def _number(text: str) -> str:
-    """A sampled number with a readable number of digits."""
+    """A sampled number rounded to a readable number of digits."""
     try:
         return text if len(text) < 8 else f"{float(text):.4g}"
     except ValueError:

@@ -21,12 +21,13 @@ class GridSearch(Settings):
 
 
 class RandomSearch(Settings):
-    """Independent draws; each with every combination of the `grid(…)` settings."""
+    """Independent random draws; each with every combination of the `grid(…)` settings."""
 
     kind: Literal["random"] = "random"
     trials: PositiveInt = 10
-    """Number of draws; equal ones are one trial. A resubmitted sweep with a higher number runs only
-    the new ones."""
+    """Number of draws; equal draws are one trial. A resubmitted sweep with a higher number runs
+    only the new ones.
+    """
     seed: Seed = 0
     """Seed of the draws."""
 
@@ -36,8 +37,9 @@ class OptunaSearch(Settings):
 
     kind: Literal["optuna"] = "optuna"
     trials: PositiveInt = 20
-    """Number of proposals; equal ones are one trial. A resubmitted sweep proposes as many as it
-    lacks finished trials; the number may be raised."""
+    """Number of proposals; equal proposals are one trial. A resubmitted sweep proposes as many as
+    it lacks finished trials; the number may be raised.
+    """
     seed: Seed = 0
     """Seed of the sampler. With concurrent trials, the order in which they end matters too."""
 
@@ -57,7 +59,7 @@ class AshaScheduler(Settings):
 
     kind: Literal["asha"] = "asha"
     grace_steps: PositiveInt | None = None
-    """Steps before which no trial is ended, over all stages; None: up to the first score."""
+    """Steps before which no trial is stopped, over all stages; None: up to the first score."""
     reduction_factor: float = Field(default=3.0, gt=1.0)
     """η: ratio of the steps of consecutive rungs."""
 
@@ -67,7 +69,7 @@ Scheduler = Annotated[NoScheduler | AshaScheduler, Field(discriminator="kind")]
 
 
 class MetricConfig(Settings):
-    """Score by which trials are compared; higher is better. Never the training loss."""
+    """Score that trials are compared by; higher is better. Never the training loss."""
 
     of: Literal["validation", "evaluation"] | None = None
     """Source of the score. `validation`: held-out texts scored during training, for the weights
@@ -112,11 +114,11 @@ class Sweep(Document):
 
     @property
     def validates(self) -> bool:
-        """Whether runs have their weights scored by tasks beside their workers."""
+        """Whether tasks score the runs' weights during training."""
         return any(run.evaluation.validation is not None for run in self.runs.values())
 
     def placed(self, **changes: Any) -> Self:
-        """The sweep with settings of the placement of all its runs changed."""
+        """The sweep with changed placement settings for all its runs."""
         placement = self.base.placement.model_copy(update=changes)
         runs = {
             label: run.model_copy(update={"placement": placement})
@@ -125,7 +127,7 @@ class Sweep(Document):
         return self.model_copy(update={"runs": runs})
 
     def identity(self, write: Callable[[str], str] | None = None) -> dict[str, Any]:
-        """Everything that decides which trials there are and which is best.
+        """Settings that decide the trials and their order.
 
         How many are drawn is left out: more of them belong to the same sweep.
         """
@@ -229,7 +231,7 @@ def check_metric(sweep: Sweep) -> None:
 
 
 def held_out_decides(sweep: Sweep, run: Run) -> bool:
-    """Whether held-out parts of a trial's data sets are among the scores that it is compared by."""
+    """Whether held-out parts of a trial's data sets are among the compared scores."""
     parts = {held_out_set(dataset.name) for dataset in run.held_out_datasets}
     if sweep.metric.weights:
         return bool(parts & sweep.metric.weights.keys())
@@ -240,7 +242,7 @@ def held_out_decides(sweep: Sweep, run: Run) -> bool:
 
 
 def deciding(sweep: Sweep, scores: Mapping[str, float]) -> float:
-    """Deciding score from scores by task; those of validation include `score`, the run's own mean.
+    """Deciding score from scores by task; validation scores include `score`, the run's own mean.
 
     Without weights, after training own sets for retrieval in one language decide, without such
     sets all tasks; a guard's general tasks are not scored and decide nothing.

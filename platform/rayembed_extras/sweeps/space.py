@@ -87,13 +87,13 @@ Space = Mapping[str, Domain]
 
 
 def is_domain(text: str) -> bool:
-    """Whether the right side of an assignment has the form of a domain."""
+    """Whether the right side of an assignment is written like a domain."""
     match = _CALL.fullmatch(text)
     return match is not None and match[1] in _KINDS
 
 
 def is_nearly_domain(text: str) -> bool:
-    """Whether a text may have been meant for a domain: its first word is nearly a kind's, and a
+    """Whether a text may be a misspelt domain: its first word is close to a kind's name, and a
     bracket follows.
     """
     match = _BEGUN.match(text)
@@ -157,7 +157,7 @@ def parse_space(entries: Mapping[str, Any]) -> dict[str, Domain]:
 
 
 def as_text(value: Any) -> str:
-    """Text of a value of a YAML file that `--set` reads back."""
+    """Text of a YAML value in the form that `--set` accepts."""
     if value is None:
         return "null"
     if isinstance(value, str):
@@ -190,8 +190,8 @@ def check_paths(space: Space) -> None:
 
 
 def corners(space: Space, most: int) -> Iterator[dict[str, str]]:
-    """Combinations of the extremes of all domains; if these exceed `most`, the first one and its
-    variations in one setting.
+    """Combinations of the extremes of all domains; if there are more than `most`, the first one and
+    its variations in one setting.
     """
     if math.prod(len(domain.ends) for domain in space.values()) <= most:
         yield from _product({path: domain.ends for path, domain in space.items()})

@@ -45,7 +45,7 @@ SWEEP_FILE = "sweep.yaml"
 """The resolved sweep, in its folder."""
 
 DATA_FILE = "data.json"
-"""Names of the plans that its trials read, by the first trial of each different data."""
+"""Plan names that the trials read, by the first trial of each distinct data preparation."""
 
 ENDED_TAG = "rayembed.sweep.ended_at_step"
 """Tag on the MLflow run of a trial that the scheduler ended."""
@@ -132,7 +132,7 @@ def _sweep(
 
 
 def _settled(sweep: Sweep) -> Sweep:
-    """The sweep with device and number type settled, on a cluster that can hold its trials.
+    """The sweep with device and number type resolved, on a cluster that can hold its trials.
 
     Raises:
         PlacementError: it cannot.
@@ -148,7 +148,7 @@ def _settled(sweep: Sweep) -> Sweep:
 
 
 def _as_begun(sweep: Sweep, place: str) -> Sweep:
-    """The sweep with the number types that it was begun with, if its folder is there.
+    """The sweep with the number types that it began with, if its folder exists.
 
     Raises:
         ArtifactError: another sweep of that name was begun there.
@@ -177,7 +177,7 @@ def _as_begun(sweep: Sweep, place: str) -> Sweep:
 def _with_earlier(
     sweep: Sweep, place: str, plans: Mapping[str, Sequence[str]]
 ) -> dict[str, Sequence[str]]:
-    """Names of plans by trial, with those of the sweep's earlier submissions.
+    """Plan names by trial, including names from earlier submissions of the sweep.
 
     Raises:
         ArtifactError: a trial would read another plan than then, as files have changed.
@@ -196,7 +196,7 @@ def _with_earlier(
 
 
 def _close_ended(sweep: Sweep, records: Mapping[str, TrialRecord]) -> None:
-    """Tell MLflow of trials whose process was ended before it could."""
+    """Record the end of trials in MLflow whose processes were killed before they could."""
     statuses: dict[str, Status] = {"stopped": "KILLED", "failed": "FAILED"}
     for record in records.values():
         name, status = record.key, statuses.get(record.state)
@@ -224,7 +224,7 @@ def _close_ended(sweep: Sweep, records: Mapping[str, TrialRecord]) -> None:
 def _register_best(
     sweep: Sweep, records: Mapping[str, TrialRecord], tracker: Tracker
 ) -> Outcome | None:
-    """The outcome of the best trial's run, which is trained already."""
+    """Outcome of the best trial's run, which is already trained."""
     found = best(records)
     if found is None or found.final is None:
         return None
@@ -239,7 +239,7 @@ def _failed(records: Mapping[str, TrialRecord]) -> list[TrialRecord]:
 
 
 def _refuse_failed(records: Mapping[str, TrialRecord]) -> None:
-    """Return when no trial has failed.
+    """Raise if a trial has failed.
 
     Raises:
         WorkerError: names those that have, each with its problem.

@@ -1,4 +1,4 @@
-"""What a sweep does with training runs: check, prepare, train as trials, register the best one."""
+"""Training runs as trials of a sweep: check, prepare, train, and register the best one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from rayembed_extras.sweeps.trials import Trial, counted
 
 
 def check_runs(runs: Sequence[Run]) -> dict[str, PromptTokenizer]:
-    """Check all assets of the runs, each different ones once; their tokenizers by `_assets`.
+    """Check all assets of the runs, without repeating equal ones; their tokenizers by `_assets`.
 
     Raises:
         RayembedError: as `check_inputs`.
@@ -46,7 +46,7 @@ def check_runs(runs: Sequence[Run]) -> dict[str, PromptTokenizer]:
 
 
 def prepare_runs(runs: Sequence[Run]) -> list[list[str]]:
-    """Prepare the data of runs, each of which needs other ones; the folders of each one's plans.
+    """Prepare the data of runs with distinct data; return the folders of each run's plans.
 
     Raises:
         RayembedError: as `prepare`, or what is held out is too large to be scored in training.
@@ -62,7 +62,7 @@ def prepare_runs(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def _assets(run: Run) -> str:
-    """Fingerprint of all that `check_inputs` looks at."""
+    """Fingerprint of all that `check_inputs` examines."""
     return fingerprint(run.model_dump(mode="json", include={"model", "data", "evaluation"}))
 
 
@@ -79,7 +79,7 @@ class _Trained:
 def run_trial(
     sweep: Sweep, trial: Trial, tags: Mapping[str, str], tell: Callable[[Event], None]
 ) -> None:
-    """Return when the trial's run is trained; `tell` has got every score, the final one last.
+    """Train the trial's run; `tell` receives every score, the final one last.
 
     It is not registered. Where another process trains it, its end is waited for.
 
@@ -113,8 +113,7 @@ def _trained(
 
 
 def register_best(sweep: Sweep, found: TrialRecord) -> Outcome:
-    """The outcome of the best trial's run, which is trained already: scored beside its baselines,
-    and registered.
+    """Score the best trial's trained run next to its baselines and register it; return the outcome.
 
     Raises:
         RayembedError: as `train`.

@@ -18,19 +18,19 @@ from rayembed.assets.json_files import read_json, write_json
 from rayembed.assets.storage import exists, join, list_files
 
 SEED = "seed"
-"""Setting whose values count as repetitions of one configuration."""
+"""Setting whose values are repetitions of one configuration."""
 
 State = Literal["begun", "finished", "stopped", "failed"]
 
 
 @dataclass(frozen=True)
 class Report:
-    """Scores of a trial at one step."""
+    """Scores of a trial at a step."""
 
     global_step: int
     """Step counted over all stages."""
     score: float
-    """Score by which trials are compared."""
+    """Score that trials are compared by."""
     scores: dict[str, float]
     """Scores by task."""
     time: float
@@ -64,8 +64,8 @@ class TrialRecord:
     label: str
     values: dict[str, str]
     state: State = "begun"
-    """`begun`: runs, or goes on when the sweep is submitted again. `stopped`: ended by the
-    scheduler. `failed`: ended by an error.
+    """State of the trial; `begun`: it runs, or resumes when the sweep is submitted again.
+    `stopped`: ended by the scheduler. `failed`: ended by an error.
     """
     reports: list[Report] = field(default_factory=list)
     final: Report | None = None
@@ -83,7 +83,7 @@ class TrialRecord:
 
     @property
     def has_score(self) -> bool:
-        """Whether there is a score, and it is a finite number."""
+        """Whether there is a score that is a finite number."""
         return self.score is not None and math.isfinite(self.score)
 
     @property
@@ -94,7 +94,7 @@ class TrialRecord:
 
     @property
     def is_done(self) -> bool:
-        """Whether the trial must not run again."""
+        """Whether the trial needs no further run."""
         return self.state in ("finished", "stopped")
 
     def reported(self, report: Report) -> "TrialRecord":
@@ -127,7 +127,7 @@ class TrialStore:
         return {record.key: record for record in found}
 
     def find(self, key: str) -> TrialRecord | None:
-        """Record of one trial; None without one.
+        """Record of one trial; None if it has none.
 
         Raises:
             ArtifactError: the file is not what was written.
@@ -149,7 +149,7 @@ class TrialStore:
 
 
 def best(records: Mapping[str, TrialRecord]) -> TrialRecord | None:
-    """The best finished trial; None without one.
+    """The best finished trial; None if there is none.
 
     Where the seed is searched, trials that differ in nothing else are repetitions, scored on the
     same held-out texts: of settings with as many finished repetitions as any those with the highest

@@ -37,9 +37,9 @@ class Trial:
     """One run of a sweep."""
 
     run: Run
-    """Run under the trial's name, which scores only what the sweep compares."""
+    """Run under the trial's name, scored only on the tasks that the sweep compares."""
     label: str
-    """Label of the base run that the space varies."""
+    """Label of the base run that the trial varies."""
     values: Mapping[str, str]
     """Setting values from the space."""
 
@@ -61,7 +61,7 @@ def make_trial(sweep: Sweep, label: str, values: Mapping[str, str]) -> Trial:
 
 
 def compared_as(run: Run, name: str, weighted: Collection[str] = ()) -> Run:
-    """The run under another name with what a sweep compares and nothing more.
+    """The run under another name, with only the scores that a sweep compares.
 
     Baselines, the untrained model, the guard's mixtures and its general tasks are left out: they
     would be scored anew for each trial.
@@ -80,8 +80,8 @@ def _name(sweep: Sweep, label: str, values: Mapping[str, str], run: Run) -> str:
 
 
 def counted(run: Run) -> Run:
-    """The run with the steps that its stages' `epochs` are about, and without clusters that no
-    stage takes; a data set is looked at once for all trials.
+    """The run with step counts computed from its stages' `epochs`, and without clusters that no
+    stage uses; each data set is read once for all trials.
 
     Raises:
         ConfigError: as `resolve`.
@@ -90,7 +90,7 @@ def counted(run: Run) -> Run:
 
 
 def _once(dataset: DatasetConfig, root: str) -> int | None:
-    """About how many records of a data set are trained on, looked for once for all trials."""
+    """Approximate number of training records of a data set, cached for all trials."""
     return _records(dataset.model_dump_json(), root)
 
 
@@ -116,7 +116,7 @@ def key_of(sweep: Sweep, label: str, values: Mapping[str, str]) -> str:
 
 
 def unfinished(trials: Sequence[Trial], past: Mapping[str, TrialRecord]) -> list[Trial]:
-    """Trials that have to run or resume."""
+    """Trials that must run or resume."""
     return [t for t in trials if not (t.key in past and past[t.key].is_done)]
 
 
@@ -154,8 +154,8 @@ def known_trials(sweep: Sweep) -> list[Trial]:
 
 
 def check_sweep(sweep: Sweep) -> None:
-    """Check all that can be told of a sweep from its settings alone: that every run is valid,
-    yields the compared score and has its data prepared beforehand.
+    """Check the settings of a sweep: every run is valid, yields the compared score and has its data
+    prepared beforehand.
 
     Raises:
         ConfigError: a setting, a value, a metric or a scheduler that does not fit; or what draws
@@ -189,7 +189,7 @@ def check_sweep(sweep: Sweep) -> None:
 
 
 def _check_held_out(sweep: Sweep, trials: Sequence[Trial]) -> None:
-    """Return when trials that held-out parts decide between hold the same rows out."""
+    """Check that trials compared on held-out rows hold out the same rows."""
     parts = {
         fingerprint(
             [
@@ -216,14 +216,14 @@ def _corner_trials(sweep: Sweep) -> Iterator[Trial]:
 
 @dataclass(frozen=True)
 class DataFolder:
-    """A preparation result, identified by its inputs."""
+    """Result of a preparation, identified by its inputs."""
 
     kind: str
     """Kind of the result: `records`, `filtered`, `mined`, `clustered`, `plan`."""
     name: str
     """Name of the data set, or of the stage."""
     made_of: str
-    """Fingerprint of the settings that decide it; the content of files decides it as well."""
+    """Fingerprint of the settings that affect it, without the content of files."""
 
 
 def data_folders(run: Run) -> tuple[DataFolder, ...]:

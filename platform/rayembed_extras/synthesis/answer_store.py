@@ -53,11 +53,12 @@ REFUSED = "refused by the endpoint"
 
 _SECONDS_BETWEEN_LOGS = 5.0
 _SHOWN = 300
-"""Characters of an answer that are shown."""
+"""Maximum characters of an answer in messages."""
 
 _LOST_IN_A_ROW = 100
 """Consecutive failed requests, each retried several times, after which the endpoint counts as down.
-Each further request would wait as long."""
+Each further request would wait as long.
+"""
 
 
 class AnswerStore:
@@ -105,24 +106,24 @@ class AnswerStore:
 
 @dataclass
 class Tried(Generic[RequestT, ValueT]):
-    """Tries of one question so far."""
+    """The tries of one question so far."""
 
     request: RequestT
     """The last answered try, or the first one."""
     answers: list[ChatAnswer] = field(default_factory=list)
     """Answers of the tries, in order."""
     value: ValueT | None = None
-    """What the last answer says; None: there is none yet that can be used."""
+    """Value read from the last answer; None: no usable answer yet."""
     problems: list[str] = field(default_factory=list)
-    """Why each failed try has no value."""
+    """Reason why each failed try has no value."""
     next: RequestT | None = None
-    """The open try; None if there is a value or no try is left."""
+    """The next try; None if there is a value or no try is left."""
     lost: str = ""
-    """Why the open try got no answer now."""
+    """Reason why the next try got no answer in this run."""
 
     @property
     def problem(self) -> str:
-        """Why there is no value; empty where there is one."""
+        """Reason why there is no value; empty if there is one."""
         if self.value is not None:
             return ""
         if self.lost:
@@ -131,7 +132,7 @@ class Tried(Generic[RequestT, ValueT]):
 
     @property
     def shown(self) -> str:
-        """Beginning of an answer that cannot be used; empty where there is none."""
+        """Beginning of an unusable answer; empty if there is none."""
         if self.value is not None or not (self.lost or self.answers):
             return ""
         return (self.lost or self.answers[-1].text or self.answers[-1].problem)[:_SHOWN]
@@ -142,7 +143,7 @@ def tried(
     answers: Mapping[str, ChatAnswer],
     read: Callable[[ChatAnswer], ValueT],
 ) -> Tried[RequestT, ValueT]:
-    """What came of a question by the answers so far.
+    """State of a question after the stored answers.
 
     Args:
         tries: of the question, in order.
@@ -174,7 +175,7 @@ def ask_and_store(
     kept: AnswerStore,
     lost_in_a_row: int = _LOST_IN_A_ROW,
 ) -> dict[str, str]:
-    """Send requests and store answers; key of each request that got none → the reason.
+    """Send requests and store answers; return the key of each unanswered request → the reason.
 
     Args:
         what: names the requests in the log.

@@ -1,4 +1,4 @@
-"""Parsing of LLM answers into tasks or a pair, or the reason for rejection, such as another script.
+"""Parse LLM answers into tasks or a pair, or into the reason for rejection, such as another script.
 
 An answer may be anything that a model or a broken server sends: with explanations, fenced, cut off,
 nested a thousand deep, with unencodable texts. Nothing here raises because of its content.
@@ -26,7 +26,7 @@ MIN_TASK_WORDS = 3
 """Minimum number of words of a task; a single word is a heading."""
 
 _STARTS_TRIED = 16
-"""Maximum number of places where JSON may begin; each costs up to one pass over the text."""
+"""Maximum number of positions where JSON may begin; each costs up to one pass over the text."""
 
 _DECODER = json.JSONDecoder(strict=False)  # models write line breaks within strings
 
@@ -50,7 +50,7 @@ class WrittenPair:
 
 
 def read_tasks(answer: ChatAnswer) -> list[str]:
-    """Tasks listed by an answer of the first step, in order; unusable ones are left out.
+    """Tasks listed in an answer of the first step, in order; unusable ones are left out.
 
     Raises:
         Rejected: there is no list of tasks.
@@ -130,7 +130,7 @@ def _fields(kind: PairKind, example: Mapping[str, Any]) -> list[str]:
 
 
 def first_usable(answer: ChatAnswer, read: Callable[[dict[str, Any]], ValueT]) -> ValueT:
-    """What is read from the first JSON object in the answer that can be used.
+    """Value read from the first usable JSON object in the answer.
 
     Args:
         read: raises `RejectedAnswer` of one that cannot.
@@ -162,7 +162,9 @@ def _values(answer: ChatAnswer, wanted: type) -> Iterator[Any]:
 
 
 def _candidates(text: str, opening: str) -> Iterator[str]:
-    """Places where the value may begin: the text, its fenced blocks, each opening bracket."""
+    """Positions where the JSON value may begin: the text, its fenced blocks, each
+    opening bracket.
+    """
     yield text.strip()
     for block in _FENCE.findall(text)[:_STARTS_TRIED]:
         yield block.strip()

@@ -46,7 +46,7 @@ class Audit:
         return self._counts["records"].total() + self.duplicates
 
     def count_tries(self, kind: PairKind, failed: list[str], answers: list[ChatAnswer]) -> None:
-        """Count a requested example: failure reasons and token costs of its tries."""
+        """Count a requested example, with failure reasons and token costs of its tries."""
         self._counts["asked"][kind] += 1
         self._counts["failed_tries"].update(failed)
         self._counts["tokens"]["prompt"] += sum(answer.prompt_tokens for answer in answers)

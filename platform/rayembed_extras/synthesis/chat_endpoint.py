@@ -1,4 +1,5 @@
-"""Requests to an OpenAI-compatible endpoint, from this process; a failure is an answer, too.
+"""Send requests to an OpenAI-compatible endpoint from this process; failures are returned as
+answers.
 
 Each request that an endpoint may take the next time is sent again, and ends with an `Answer` that
 says what came of it.
@@ -25,14 +26,15 @@ from rayembed_extras.synthesis.requests import Ask, ChatAnswer, Outcome, Request
 
 _SENT_AGAIN = frozenset({408, 409, 425, 429})
 _REFUSES_ALL = frozenset({401, 402, 403, 404, 405})
-"""Fatal status codes (wrong key, no credit, wrong address or model): the next request would fail
-too."""
+"""Fatal status codes (wrong key, no credit, wrong address or model); further requests would fail
+too.
+"""
 
 _LONGEST_WAIT_SECONDS = 60.0
 _CHARACTERS_OF_PROBLEM = 300
 _CONNECT_SECONDS = 5.0
 _MOST_TOKENS = 1 << 32
-"""Sanity limit on the token count of one answer as reported by an endpoint."""
+"""Plausibility limit on the token count of an answer that an endpoint reports."""
 
 
 def ask_endpoint(
@@ -109,7 +111,7 @@ async def _answer(
     body: Mapping[str, Any],
     none_yet: ChatAnswer,
 ) -> ChatAnswer:
-    """Answer to a request, which is sent again while it is lost."""
+    """Answer to a request, which is sent again after transient errors."""
     wait = endpoint.first_wait_seconds
     for resent in range(endpoint.max_resends + 1):
         found, asked_to_wait = await _send(session, endpoint, body, none_yet)
@@ -126,7 +128,7 @@ async def _send(
     body: Mapping[str, Any],
     none_yet: ChatAnswer,
 ) -> tuple[ChatAnswer, float]:
-    """Answer of one attempt, and the seconds that the endpoint asks to wait."""
+    """Answer of one attempt, and the wait in seconds that the endpoint requests."""
     try:
         async with session.post(endpoint.completions_url, json=body) as response:
             text = await response.text(errors="replace")
@@ -208,7 +210,7 @@ def _read_completion(body: str, none_yet: ChatAnswer) -> ChatAnswer:
 
 
 def _joined(content: Any) -> Any:
-    """Text of a message's content, which may be a list of parts; other content as it is."""
+    """Text of a message's content, which may be a list of parts; other content is unchanged."""
     if not isinstance(content, list):
         return content
     parts = [part.get("text") if isinstance(part, dict) else part for part in content]
@@ -216,9 +218,7 @@ def _joined(content: Any) -> Any:
 
 
 def _tokens(usage: Any, name: str) -> int:
-    """Number of tokens that a completion names; 0 where it names none, as an answer is one without
-    it.
-    """
+    """Number of tokens in a completion's usage; 0 if it has none."""
     number = usage.get(name) if isinstance(usage, dict) else None
     if not isinstance(number, int | float) or not math.isfinite(number):
         return 0

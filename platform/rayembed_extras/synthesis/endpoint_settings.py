@@ -1,4 +1,4 @@
-"""Settings of a language model's endpoint: its address, name and key, and how it is asked."""
+"""Settings of a language model's endpoint: address, name, key, and sampling."""
 
 import re
 from typing import Any, Literal
@@ -67,7 +67,7 @@ class OpenAICompatible(Settings):
 
 
 class AskedModel(Settings):
-    """A language model behind an endpoint that is asked about texts, one question at a time."""
+    """A language model behind an endpoint that answers questions about texts."""
 
     llm: OpenAICompatible = OpenAICompatible()
     """The endpoint."""
@@ -76,7 +76,7 @@ class AskedModel(Settings):
     max_tokens: PositiveInt = 512
     """Maximum tokens of an answer; models that think aloud need more."""
     max_words: PositiveInt = 300
-    """Words of a text in the prompt; longer ones are cut."""
+    """Maximum words of a text in the prompt; longer texts are cut."""
     retries: int = Field(default=2, ge=0)
     """Maximum retries after an unusable answer, each with another seed."""
     max_failed_share: float = Field(default=0.05, ge=0.0, le=1.0)
@@ -84,7 +84,7 @@ class AskedModel(Settings):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides the answers beside the prompt, as plain values; the address does not."""
+        """Settings that affect the answers, apart from the prompt; the address does not."""
         values = self.model_dump(mode="json", include={"temperature", "max_tokens", "max_words"})
         return {**values, "retries": self.retries, "model": [self.llm.model, self.llm.revision]}
 

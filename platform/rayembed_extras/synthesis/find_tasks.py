@@ -40,7 +40,7 @@ class Tasks:
 
     @property
     def lacking(self) -> int:
-        """Number of tasks still needed."""
+        """Number of missing tasks."""
         return self.wanted - len(self.texts)
 
 
@@ -101,7 +101,7 @@ def _file(config: SynthesisConfig, kind: PairKind, seed: int, folder: str) -> st
 
 
 def _more(tasks: Tasks, per_request: int) -> int:
-    """Requests of the next round; at most twice as many as all before."""
+    """Requests of the next round; at most twice the number of all earlier ones."""
     if not tasks.asked:
         return -(-tasks.lacking // per_request)
     new_per_request = max(len(tasks.texts) / tasks.asked, 1.0)

@@ -1,4 +1,4 @@
-"""The synthesis job from its arguments to a finished folder of records."""
+"""The synthesis job: from its arguments to a finished folder of records."""
 
 import math
 import shlex
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _synthesize(run: SynthesisRun, context: JobContext) -> None:
-    """Write the records, and print a table of them and what to run next."""
+    """Write the records; print a table of them and the next command."""
     run = placed(run)
     storage = run.placement.storage_path
     check_writable(storage)
@@ -26,7 +26,7 @@ def _synthesize(run: SynthesisRun, context: JobContext) -> None:
 
 
 def _print_outcome(prepared: "DatasetArtifact", storage: str, *, out: TextIO) -> None:
-    """Write what came of each kind, where it lies, and what to run next."""
+    """Print the outcome of each kind, the folder, and the next command."""
     from rayembed.data.audit import AUDIT
     from rayembed_extras.synthesis.synthesize import REJECTED
 
@@ -55,7 +55,7 @@ def _print_outcome(prepared: "DatasetArtifact", storage: str, *, out: TextIO) ->
 
 
 def _show(run: SynthesisRun, context: JobContext) -> None:
-    """Write the resolved run, and beside it what it asks for at least."""
+    """Show the resolved run and its minimum number of requests."""
     context.out.write(f"# synthesis {run.name}, fingerprint {run.fingerprint}\n{run.to_yaml()}")
     context.out.flush()
     config = run.synthesis

@@ -149,8 +149,8 @@ def fetch_llm(reference: str) -> tuple[str, str]:
 
 
 def _fetch_here(reference: str, weigh: bool) -> tuple[str, str] | RayembedError:
-    """Folder and fingerprint of the model on this node, or an error as a value: if raised, it would
-    lose its class.
+    """Folder and fingerprint of the model on this node, or an error as a value, because Ray would
+    change the class of a raised one.
     """
     if importlib.util.find_spec("vllm") is None:
         return ConfigError(

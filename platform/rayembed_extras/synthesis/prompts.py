@@ -1,5 +1,5 @@
-"""Prompts for the LLM in our own words; steps, fields and values that vary over examples are those
-of NV-Embed, Tables 15 and 16.
+"""Prompts for the LLM in our own words; steps, fields and varied values follow NV-Embed, Tables 15
+and 16.
 
 Tasks come from an LLM's answer, so they are inserted verbatim and never used as format strings.
 """
@@ -16,12 +16,12 @@ class _Wording(NamedTuple):
     """Texts of a kind's prompts. Rules have the placeholders of `VALUES`."""
 
     wanted: str
-    """What tasks the first step asks for."""
+    """Description of the tasks for the first step."""
     task_rules: tuple[str, ...]
     patterns: tuple[str, ...]
-    """Tasks for example."""
+    """Example tasks."""
     what: str
-    """What a task is called."""
+    """Noun for a task."""
     fields: Mapping[str, str]
     """Field of an example → its meaning: query, positive, negatives."""
     rules: tuple[str, ...]

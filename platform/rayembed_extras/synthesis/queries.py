@@ -1,4 +1,4 @@
-"""Documents without queries: a language model behind an endpoint writes queries for each."""
+"""Write queries for documents without queries, with a language model behind an endpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class QueriesSource(AskedModel, FileRows):
-    """A document in each row, for which a language model writes queries.
+    """Documents, one in each row, for which a language model writes queries.
 
     They are written before anything else, as records of their own, which then stand for the source.
     """
@@ -27,23 +27,25 @@ class QueriesSource(AskedModel, FileRows):
 
     kind: Literal["queries"] = "queries"
     text: Column = "text"
-    """Column of the document, or several: `title+text`."""
+    """Column of the document, or several joined: `title+text`."""
     per_document: PositiveInt = 1
-    """Queries of a document, each a row."""
+    """Number of queries of a document; each becomes a row."""
     documents: PositiveInt | None = None
-    """Number of documents that are drawn; None: all are asked about."""
+    """Number of documents to draw; None: all."""
     wanted: str = ""
-    """What people ask for, in the prompt, such as `questions of customers about an order`."""
+    """Description in the prompt of the wanted queries, such as `questions of customers about an
+    order`.
+    """
     temperature: float = Field(default=0.7, ge=0.0)
     """Sampling temperature."""
 
     @property
     def draws_by_seed(self) -> bool:
-        """Documents and what the model is asked are drawn."""
+        """Whether the seed decides the rows: documents and sampling of the model depend on it."""
         return True
 
     def written(self, context: PipelineContext, checked: ResolvedDataset) -> ResolvedDataset:
-        """Records of the queries, written or found.
+        """Records of the queries, newly written or stored.
 
         Raises:
             AssetError: the endpoint refuses all requests, or does not answer any more.

@@ -1,5 +1,5 @@
-"""Questions about texts to a model behind an endpoint: asked once, asked again where no answer can
-be used, and read from the store.
+"""Ask questions about texts to a model behind an endpoint, repeat unusable answers, and read stored
+ones.
 
     storage/data/answers/<model and sampling>/<group>/   every answer
 """
@@ -29,16 +29,16 @@ from rayembed_extras.synthesis.requests import Ask, ChatAnswer, PromptRequest
 
 @dataclass(frozen=True)
 class Question(Generic[ValueT]):
-    """A prompt, and how its answer is read."""
+    """A prompt, and the function that reads its answer."""
 
     prompt: str
     read: Callable[[ChatAnswer], ValueT]
-    """Raises `RejectedAnswer` where an answer cannot be used."""
+    """Reads an answer; raises `RejectedAnswer` if it is unusable."""
 
 
 @dataclass(frozen=True)
 class Interview:
-    """Questions to one model, and its answers in a storage."""
+    """Questions to one model, with its answers in a storage."""
 
     model: AskedModel
     seed: int
@@ -52,7 +52,7 @@ class Interview:
     def replies(
         self, group: str, questions: Sequence[Question[ValueT]]
     ) -> list[Tried[PromptRequest, ValueT]]:
-        """What came of each question by stored answers; nothing is asked.
+        """Outcome of each question by stored answers; sends no request.
 
         Args:
             group: names the folder in which these questions' answers lie.
@@ -63,7 +63,7 @@ class Interview:
     def ask(
         self, what: str, group: str, questions: Sequence[Question[ValueT]], ask: Ask
     ) -> list[Tried[PromptRequest, ValueT]]:
-        """Ask until each question has a usable answer or no try left; what came of each.
+        """Ask until each question has a usable answer or no try left; return the outcome of each.
 
         A request that got no answer, which was sent again `llm.max_resends` times, is left to the
         next job.
@@ -120,7 +120,7 @@ def asker(model: AskedModel, setting: str) -> Ask:
 def check_failed(
     share: float, setting: str, of: str, count: int, failed: Mapping[str, int], shown: str
 ) -> None:
-    """Raise when too many texts have no usable answer.
+    """Raise if too many texts have no usable answer.
 
     Args:
         share: of texts that may have none.
@@ -145,7 +145,7 @@ def check_failed(
 
 
 def _advice(setting: str, failed: Mapping[str, int]) -> str:
-    """What to do about texts without a usable answer, by the reasons."""
+    """Advice about texts without a usable answer, by the reasons."""
     away = sum(number for reason, number in failed.items() if reason.startswith(NO_ANSWER))
     found = ["What was answered is kept."]
     if away:
@@ -168,13 +168,13 @@ def _advice(setting: str, failed: Mapping[str, int]) -> str:
 
 
 def answers_folder(model: AskedModel, storage: str) -> str:
-    """Folder of a model's answers, by its name and sampling."""
+    """Folder of a model's answers, by name and sampling."""
     named = [[model.llm.model, model.llm.revision], model.temperature, 1.0, model.max_tokens]
     return join(storage, "data", "answers", fingerprint(named))
 
 
 def check_endpoint(model: AskedModel, setting: str, storage: str) -> None:
-    """Return when the key is in the environment, and something answers at the address.
+    """Check that the key is in the environment and that the address accepts connections.
 
     A model that was asked before may have answered everything: it is not looked for.
 

@@ -133,7 +133,7 @@ class PromptRequest:
 
     @property
     def id(self) -> str:
-        """The key: equal questions are one."""
+        """The key; equal questions share it."""
         return self.key
 
     @property

@@ -16,7 +16,9 @@ PairKind = Literal["short-long", "long-short", "short-short"]
 
 
 class VLLM(Settings):
-    """vLLM on the cluster's GPUs, started for the job. Each round of requests loads the model."""
+    """Settings of vLLM on the cluster's GPUs, started for the job. Each round of requests loads the
+    model.
+    """
 
     kind: Literal["vllm"] = "vllm"
     model: Reference = "hf://mistralai/Mixtral-8x22B-Instruct-v0.1@main"
@@ -60,8 +62,9 @@ class SynthesisConfig(Settings):
     task_rounds: PositiveInt = 8
     """Maximum rounds of task requests, repeated when answers failed or repeated tasks."""
     topics: tuple[str, ...] = ()
-    """Subjects for the task requests in turn, such as those of one's own documents; empty: the LLM
-    chooses."""
+    """Subjects for the task requests in turn, such as subjects of the user's documents; empty: the
+    LLM chooses.
+    """
     languages: SortedDict[str, str] = Field(default={"en": "English"}, min_length=1)
     """Language code → its name in prompts; each example draws one, tasks are in English."""
     temperature: PositiveFloat = 1.0
@@ -93,7 +96,7 @@ class SynthesisRun(Document):
     """Settings of `rayembed synthesize`."""
 
     name: PlainName = "synthetic"
-    """Name of the data set; its folder is named by it and a fingerprint of its inputs."""
+    """Name of the data set; its folder's name also has a fingerprint of its inputs."""
     seed: Seed = 0
     """Seed of placeholders, languages, and of the LLM's sampling seeds."""
     synthesis: SynthesisConfig = SynthesisConfig()

@@ -42,7 +42,7 @@ _TASK_OF: dict[PairKind, str] = {
 }
 
 REJECTED = "rejected.jsonl"
-"""File of rejected examples in the folder: the last answer and why it is unusable."""
+"""File of rejected examples in the folder: the last answer and the reason why it is unusable."""
 
 _CHARACTERS_SHOWN = 300
 _CHARACTERS_KEPT = 1000

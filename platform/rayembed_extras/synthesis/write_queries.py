@@ -32,7 +32,7 @@ CODE_VERSION = 1
 """Code version of prompt and records; raise it when the same documents yield other records."""
 
 _MAX_WORDS = 100
-"""Most words of a query; longer ones are no queries."""
+"""Maximum words of a query; longer answers are rejected."""
 
 _PROMPT = """\
 Write {count} search {noun} that the document below answers and that somebody could ask who does \
@@ -79,7 +79,7 @@ def make_queries(
 
 
 class _Writing:
-    """One writing of all queries."""
+    """Work and counts of one run that writes all queries."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class _Writing:
         self.shown = ""
 
     def made(self) -> DatasetArtifact:
-        """The finished folder."""
+        """Write the records; return the finished folder."""
         ask, last = asker(self.source, self.setting), self._last_key()
         group: list[Record] = []
         for number, document in enumerate(self._drawn(last)):
@@ -129,7 +129,7 @@ class _Writing:
         )
 
     def _last_key(self) -> int | None:
-        """Largest key of the documents that are drawn; None: all are."""
+        """Largest key of the drawn documents; None: all are drawn."""
         if self.source.documents is None:
             return None
         keys = heapq.nsmallest(self.source.documents, self._keys())
@@ -143,7 +143,7 @@ class _Writing:
                 yield seeded_hash(self.seed, "queries", text)
 
     def _texts(self) -> Iterator[tuple[str, str | RowError, str | None]]:
-        """Origin, text or why there is none, and language of every row."""
+        """Origin, text or rejection reason, and language of every row."""
         source = self.source
         for piece in self.checked.files["path"]:
             for row in read_rows(piece, tuple(source.columns.values())):
@@ -161,7 +161,7 @@ class _Writing:
                     yield row.origin, text, language
 
     def _drawn(self, last: int | None) -> Iterator[Record]:
-        """Documents to ask about, each once, as records whose query is still to come."""
+        """Distinct documents to ask about, as records without a query."""
         seen: set[int] = set()
         for origin, text, language in self._texts():
             self.rows += 1
@@ -214,7 +214,7 @@ class _Writing:
             self.examples.append({"reason": reason, "row": origin})
 
     def _check(self) -> None:
-        """Raise when documents are missing, bad or not answered."""
+        """Raise if documents are missing, bad or not answered."""
         name, of = self.source.place, f"documents of {self.source.place!r}"
         bad = self.rejected.total() - self.rejected["duplicate"] - self.rejected["not drawn"]
         if bad > self.source.max_rejected_share * self.rows:

@@ -1,1 +1,3 @@
-"""The Wikipedia sample: makes the files and the benchmark that quickstarts train on and score."""
+"""The Wikipedia sample: make the files and the benchmark for training and
+scoring of quickstarts.
+"""

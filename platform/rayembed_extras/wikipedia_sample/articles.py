@@ -88,7 +88,7 @@ def held_out_in_order(articles: Iterable[Article], num_titles: int, seed: int) -
 
 @dataclass(frozen=True)
 class HeldOutTitles:
-    """Titles and texts that training rows may not touch."""
+    """Titles and texts that training rows must not contain."""
 
     titles: frozenset[str]
     texts: frozenset[str]
@@ -107,7 +107,7 @@ def hold_out(samples: Iterable[Sequence[Article]], num_titles: int, seed: int) -
 
 
 def held_out_texts(articles: Iterable[Article], titles: frozenset[str]) -> frozenset[str]:
-    """Texts that an evaluation of the held-out titles may show, plain and title-masked.
+    """Texts that an evaluation of the held-out titles may contain, plain and title-masked.
 
     For each held-out article: title, text, description, every sentence, the text's other sentences,
     and its two halves. A title that also names a topic ("History") is excluded, as the class name
@@ -132,7 +132,7 @@ def held_out_texts(articles: Iterable[Article], titles: frozenset[str]) -> froze
 
 
 def _rests(sentences: list[str]) -> list[str]:
-    """The other sentences for each sentence, without it and its exact repetitions."""
+    """For each sentence the other sentences, without it and its exact repetitions."""
     by_place = (sentences[:i] + sentences[i + 1 :] for i in range(len(sentences)))
     by_text = ([other for other in sentences if other != text] for text in sentences)
     return [" ".join(rest) for rest in (*by_place, *by_text)]

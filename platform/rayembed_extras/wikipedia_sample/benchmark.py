@@ -1,4 +1,4 @@
-"""The sample as a benchmark: the tasks that quickstarts score, by a name."""
+"""The sample as a named benchmark: the tasks that quickstarts score."""
 
 from collections.abc import Iterable
 
@@ -16,7 +16,7 @@ from rayembed.recipes.sample import (
 from rayembed_extras.wikipedia_sample.references import parse_reference
 
 _TABLE_TEXTS = 440
-"""Texts of each set that is no retrieval, which are half as long; about."""
+"""Approximate number of texts of each set that is not retrieval; they are half as long."""
 
 
 class WikipediaBenchmark:
@@ -30,7 +30,7 @@ class WikipediaBenchmark:
     def own_sets(
         self, sizes: dict[str, str], tasks: Iterable[str] | None = None
     ) -> tuple[OwnSet, ...]:
-        """The tasks of these sizes, which are those of `ScoreSizes`.
+        """The benchmark's tasks at these sizes.
 
         Raises:
             ConfigError: an unknown size.
@@ -38,8 +38,8 @@ class WikipediaBenchmark:
         return own_sets(parse(ScoreSizes, sizes), tasks)
 
     def in_language(self, own: OwnSet, language: str) -> OwnSet | None:
-        """One of the sets in a language, of mteb's codes; itself where it names a language, None
-        where the sample has no such texts.
+        """A set in a language, by mteb's code; unchanged if it names a language, None if the sample
+        has no such texts.
         """
         part = parse_reference(own.path).part
         assert isinstance(part, TaskFolder)
@@ -54,7 +54,7 @@ class WikipediaBenchmark:
         return changed(own, **places)
 
     def num_tokens(self, own: OwnSet) -> float:
-        """About how many tokens the texts of one of the sets have."""
+        """Approximate number of tokens of a set's texts."""
         part = parse_reference(own.path).part
         assert isinstance(part, TaskFolder)
         if isinstance(own, RetrievalSet):

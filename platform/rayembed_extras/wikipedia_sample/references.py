@@ -1,4 +1,4 @@
-"""References of the sample's files, taken apart. `rayembed.recipes.sample` writes them down."""
+"""Parse the references of the sample's files. `rayembed.recipes.sample` writes them down."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ from rayembed.recipes.sample import (
 )
 
 LANGUAGE_FILES: Mapping[str, str] = {"en": "en-us", "fr": "fr-fr", "es": "es-es"}
-"""Language → what stands for `{language}` in the place of the summaries."""
+"""Language → the value of `{language}` in the path of the summaries."""
 
 
 @dataclass(frozen=True)
 class SampleReference:
-    """A reference, taken apart."""
+    """A parsed reference."""
 
     part: RowFile | TaskFolder
     inside: str
@@ -35,7 +35,7 @@ class SampleReference:
 
 
 def parse_reference(reference: str) -> SampleReference:
-    """The parts of a reference.
+    """Parse a reference.
 
     Raises:
         AssetError: no such file or parameter; the message names the nearest one.
@@ -70,7 +70,7 @@ def parse_reference(reference: str) -> SampleReference:
 
 
 def sizes_of(sets: Iterable[OwnSet]) -> ScoreSizes | None:
-    """The sizes of the first of the sample's sets for retrieval; None: there is none."""
+    """Sizes of the first retrieval set of the sample; None if there is none."""
     for own in sets:
         if own.path.startswith(PREFIX) and isinstance(own, RetrievalSet) and not own.languages:
             part = parse_reference(own.path).part
@@ -84,7 +84,7 @@ def place_of(part: SampleFile, language: Language) -> str:
 
 
 def languages_read(part: RowFile | TaskFolder) -> tuple[Language, ...]:
-    """Languages whose summaries decide the files; no row touches their held-out titles."""
+    """Languages whose summaries affect the files; no row contains their held-out titles."""
     if isinstance(part, TaskFolder):
         return (part.language or "en", *part.languages)
     return tuple(sorted({part.language, *([part.to] if part.to else []), *part.held_out_of}))

@@ -1,4 +1,4 @@
-"""Rows for training of the sample's articles: descriptions, sentences, translations, topics, texts.
+"""Training rows from the sample's articles: descriptions, sentences, translations, topics, texts.
 
 Pure functions of articles and a seed: an article's row is independent of the order of articles.
 """
@@ -22,7 +22,7 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class Rejected:
-    """Why an article gives no row."""
+    """Reason why an article gives no row."""
 
     reason: str
 
@@ -34,7 +34,7 @@ def training_rows(
     seed: int,
     translations: Mapping[str, Article],
 ) -> Iterator[Row]:
-    """Rows of all articles that may be trained on, in the order of the articles.
+    """Rows of all articles allowed in training, in the order of the articles.
 
     Args:
         held_out: titles that give no row, and texts that no row may hold.
@@ -52,7 +52,7 @@ def training_rows(
 def row_of(
     kind: RowKind, article: Article, seed: int, other: Article | None = None
 ) -> Row | Rejected:
-    """The row of an article, named by its title, or why there is none.
+    """The row of an article, named by its title, or the reason why there is none.
 
     Args:
         other: the article of the same title in another language, for a translation.

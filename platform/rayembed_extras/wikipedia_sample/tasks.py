@@ -20,7 +20,7 @@ vocabulary. Texts are cut by words, so that models with different vocabularies a
 same text."""
 
 MIN_WORDS = 5
-"""A query or a document with fewer words is too short to be told from others."""
+"""Minimum words of a query or document; shorter ones are ambiguous."""
 
 TRAIN_PER_TOPIC = 10
 TEST_PER_TOPIC = 20
@@ -31,7 +31,7 @@ STS_ANCHORS = 60
 
 @dataclass(frozen=True)
 class RetrievalSample:
-    """Documents, queries and which documents answer which query, by their ids."""
+    """Documents, queries and the relevant documents of each query, by their ids."""
 
     documents: dict[str, str]
     queries: dict[str, str]
@@ -46,7 +46,7 @@ Table = dict[str, Split]
 
 
 def words_of_tokens(max_length: int) -> int:
-    """The number of words that a text of `max_length` tokens is cut to, at least `MIN_WORDS`."""
+    """Number of words to which a text of `max_length` tokens is cut, at least `MIN_WORDS`."""
     return max(MIN_WORDS, int(max_length * WORDS_PER_TOKEN))
 
 
@@ -56,14 +56,14 @@ def cut(text: str, max_words: int) -> str:
 
 
 def shuffled(articles: Sequence[Article], seed: int, purpose: str) -> list[Article]:
-    """The articles in an order that depends on their titles, the seed and the purpose alone."""
+    """The articles in an order that depends only on their titles, the seed and the purpose."""
     ordered = sorted(articles, key=lambda article: article.title)
     random.Random(f"{seed}:{purpose}").shuffle(ordered)
     return ordered
 
 
 def corpus(articles: Sequence[Article], num_documents: int, seed: int) -> list[Article]:
-    """The articles whose texts are the documents of the retrieval tasks, the same for all."""
+    """The documents of the retrieval tasks, the same articles for all."""
     return shuffled(articles, seed, "corpus")[:num_documents]
 
 
@@ -90,7 +90,7 @@ def description_retrieval(
 def sentence_retrieval(
     articles: Sequence[Article], *, num_documents: int, num_queries: int, max_words: int, seed: int
 ) -> RetrievalSample:
-    """One sentence of an article as query, the rest of the article as the document it finds.
+    """A sentence of an article as query, the rest of the article as the relevant document.
 
     Articles that give no query (one sentence only, or more articles than queries) stand in the
     corpus with their whole title-masked text, which the description task shares.
@@ -123,7 +123,7 @@ def cross_lingual_retrieval(
     max_words: int,
     seed: int,
 ) -> dict[str, RetrievalSample]:
-    """Articles of another language as queries, those of the same title as the documents they find.
+    """Articles of another language as queries, articles of the same title as relevant documents.
 
     Both are title-masked. Articles that have a counterpart in a language come first into its
     corpus, others fill it up to `num_documents`: few titles are the same in two languages.
@@ -223,7 +223,7 @@ def title_description_pairs(articles: Sequence[Article], *, max_words: int, seed
 
 
 def relatedness_pairs(articles: Sequence[Article], *, max_words: int, seed: int) -> Table:
-    """Split `test` of text pairs whose grade follows from where the texts come from.
+    """Split `test` of text pairs, graded by the articles that the texts come from.
 
     Grades: 3 both halves of one article; 2 halves of two articles of one topic whose descriptions
     share a content word ("Capital of Chile", "Capital of Peru"); 1 halves of two articles of one
@@ -276,7 +276,9 @@ def _draw(usable: list[int], count: int, seed: int, purpose: str) -> list[int]:
 
 
 def _sentence_and_rest(article: Article, seed: int) -> tuple[str, str] | None:
-    """A sentence of the article and the others, both title-masked; None where it has no two."""
+    """A sentence of the article and the others, both title-masked; None if it has
+    fewer than two.
+    """
     sentences = [_masked(sentence, article) for sentence in split_sentences(article.extract)]
     long_enough = [i for i, text in enumerate(sentences) if len(text.split()) >= MIN_WORDS]
     random.Random(f"{seed}:{article.title}").shuffle(long_enough)

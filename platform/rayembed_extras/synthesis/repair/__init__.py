@@ -1,1 +1,1 @@
-"""Label repair: false negatives are found by a judge, then relabelled or dropped."""
+"""Label repair: a judge detects false negatives, which are relabelled or dropped."""

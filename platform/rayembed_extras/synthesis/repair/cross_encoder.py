@@ -1,4 +1,4 @@
-"""A cross-encoder as judge: a negative that it scores above the positive is none."""
+"""A cross-encoder as judge: a negative that it scores above the positive is a false negative."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ class CrossEncoderJudge(CrossEncoder, Judge):
     kind: Literal["cross_encoder"] = "cross_encoder"
     margin: float | None = Field(default=0.0, ge=-1.0, le=1.0)
     """A false negative scores above the row's lowest-scoring positive by more than this; None:
-    whatever the positive scores."""
+    positives are not compared.
+    """
     min_score: float | None = Field(default=None, ge=0.0, le=1.0)
-    """A false negative scores at least this, too; None: any score."""
+    """A false negative scores at least this, too; None: no minimum."""
 
     @model_validator(mode="after")
     def _has_a_limit(self) -> CrossEncoderJudge:
@@ -63,26 +64,26 @@ class CrossEncoderJudge(CrossEncoder, Judge):
             raise type(error)(f"{setting}.model cannot be used: {error}") from None
 
     def inputs(self, fingerprint: Callable[[str], str]) -> dict[str, Any]:
-        """Limits, and the model by its weights."""
+        """Limits of scores, and the fingerprint of the model's weights."""
         settings = self.model_dump(mode="json", exclude={"model"})
         return {**settings, "model": fingerprint(self.model)}
 
     def ready(self, work: JudgeWork) -> ScoreNegatives:
-        """Settle the number type: each process loads the model."""
+        """Resolve the number type; each process loads the model."""
         weights = work.context.teacher_loader.fingerprint(self.model)
         return ScoreNegatives(work.writer.settled(work.context, self), weights)
 
 
 @dataclass(frozen=True)
 class ScoreNegatives:
-    """A `Decide` by scores."""
+    """Decides by scores of query and document."""
 
     judge: CrossEncoderJudge
     weights: str
     """Fingerprint of the model's weights."""
 
     def __call__(self, part: Part, records: Sequence[Record], device: str) -> list[JudgeVerdict]:
-        """Verdicts of the records; each pair of query and document is scored once."""
+        """Verdicts on the records; each pair of query and document is scored once."""
         from rayembed.data.mining.rescoring import load_cross_encoder
         from rayembed_extras.synthesis.repair.verdicts import NO_NEGATIVE, JudgeVerdict
 

@@ -1,4 +1,4 @@
-"""A language model as judge, asked through a chat endpoint which negatives answer the query."""
+"""A language model behind a chat endpoint as judge of which negatives answer the query."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class EndpointJudge(AskedModel, Judge):
         return self.llm.model
 
     def inputs(self, fingerprint: Callable[[str], str]) -> dict[str, Any]:
-        """Prompt and sampling, and the model by its names."""
+        """Prompt, sampling, and the model's names."""
         return {"kind": self.kind, **self.identity}
 
     def ready(self, work: JudgeWork) -> ReadAnswers:
-        """Ask everything that has no answer yet.
+        """Ask all questions that have no answer yet.
 
         Raises:
             AssetError: the endpoint refuses all requests, or does not answer any more.
@@ -65,13 +65,13 @@ class EndpointJudge(AskedModel, Judge):
 
 @dataclass(frozen=True)
 class ReadAnswers:
-    """A `Decide` by stored answers."""
+    """Decides by stored answers."""
 
     judge: EndpointJudge
     interview: Interview
 
     def __call__(self, part: Part, records: Sequence[Record], device: str) -> list[JudgeVerdict]:
-        """Verdicts of the records; nothing is asked."""
+        """Verdicts on the records from stored answers; sends no request."""
         from rayembed_extras.synthesis.repair.verdicts import NO_NEGATIVE, JudgeVerdict
 
         asked = [record for record in records if record.negatives]
@@ -103,5 +103,5 @@ def _questions(judge: EndpointJudge, records: Sequence[Record]) -> list[Question
 
 
 def _group(part: Part) -> str:
-    """Folder of the answers about a part, which is named by its content."""
+    """Folder of the answers about a part, named by the part's content."""
     return f"judge-{part.digest}"

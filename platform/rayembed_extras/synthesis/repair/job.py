@@ -1,4 +1,4 @@
-"""The job that repairs hard negatives which answer their query after all."""
+"""The job that repairs hard negatives that answer their query."""
 
 from rayembed.pipeline.data.jobs import data_job
 

@@ -1,4 +1,6 @@
-"""The question to a language model which documents answer a query, and its answer."""
+"""Prompt for a language model about which documents answer a query, and the
+parser of its answer.
+"""
 
 from typing import Any
 
@@ -43,7 +45,7 @@ def judge_prompt(record: Record, max_words: int) -> str:
 
 
 def read_relevant(answer: ChatAnswer, count: int) -> frozenset[int]:
-    """Places, from 0, of the candidates that an answer names.
+    """Indices, from 0, of the candidates that an answer names.
 
     Args:
         count: number of candidates.

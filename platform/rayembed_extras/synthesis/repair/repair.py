@@ -1,4 +1,5 @@
-"""The repair step: a judge finds false negatives among hard ones, which are then no negatives.
+"""The repair step: a judge finds false negatives among hard negatives, which are relabelled or
+dropped.
 
 An epoch trains one positive of a row, the first one first. So a relabelled negative becomes a
 further positive of its row, which keeps it from being a negative anywhere in the batch, and the
@@ -37,7 +38,7 @@ _TOLD = (
     *("judged_rows", "judged_negatives", "rows_with_false_negatives", "relabelled"),
     *("rows_added", "dropped_negatives", "without_negatives"),
 )
-"""Counts that stand in the manifest."""
+"""Names of the counts in the manifest."""
 
 _UNUSABLE_SHOWN = 3
 _SHOWN_CHARACTERS = 300
@@ -46,7 +47,8 @@ _SHOWN_CHARACTERS = 300
 def make_repaired(
     context: PipelineContext, dataset: DatasetConfig, parent: DatasetArtifact
 ) -> DatasetArtifact:
-    """Repair the hard negatives of a data set: folder of its records without false negatives.
+    """Repair the hard negatives of a data set; return the folder of records without false
+    negatives.
 
     The manifest has, beside what all steps write: the `judge`, the `action`, `judged_rows`,
     `judged_negatives`, `rows_with_false_negatives`, `false_negatives` by reason, `unjudged` rows by
@@ -106,7 +108,7 @@ def _repair(
 
 
 def _config(dataset: DatasetConfig) -> RepairConfig:
-    """The step's settings of a data set, which has this field at run time alone."""
+    """The data set's repair settings, a field that exists only at run time."""
     config = getattr(dataset, RepairConfig.kind)
     assert isinstance(config, RepairConfig)
     return config
@@ -138,7 +140,7 @@ def _told(results: Sequence[Result], action: Action) -> dict[str, Any]:
 
 
 def _tell(name: str, made: DatasetArtifact) -> None:
-    """Log the outcome, and warn of a judge that hardly leaves negatives."""
+    """Log the outcome, and warn if few negatives are left."""
     told = made.manifest
     false, judged = sum(told["false_negatives"].values()), told["judged_negatives"]
     per_row = told["negatives_per_row"]
@@ -166,7 +168,7 @@ class RepairPart:
     folder: str
     """Folder of the output parts."""
     examples: str
-    """Folder of each part's examples; `counts.shown_examples` reads some."""
+    """Folder of each part's examples, read by `counts.shown_examples`."""
     action: Action
     decide: Decide
 
@@ -223,7 +225,7 @@ class RepairPart:
 
 
 def repaired(record: Record, verdict: JudgeVerdict, action: Action) -> list[Record]:
-    """What an action makes of a record: itself where nothing is wrong, none, or several.
+    """Apply the action to a record: returns the record if nothing is wrong, none, or several.
 
     The further rows of `relabel` share the query and the negatives that are left. Their teacher's
     score is that of the negative that they were; without one they have none, so that a loss that
@@ -258,14 +260,14 @@ def repaired(record: Record, verdict: JudgeVerdict, action: Action) -> list[Reco
 def _scores(
     record: Record, name: str, of_false: Mapping[str, float | None]
 ) -> dict[str, float | None]:
-    """Score of each positive and of each false negative, None where nothing scored it."""
+    """Score of each positive and of each false negative; None without a score."""
     known = getattr(record, f"{name}s") or (getattr(record, name),)
     own = dict.fromkeys(record.positives) | dict(zip(record.positives, known, strict=False))
     return {**of_false, **own}
 
 
 def _to_show(pairs: Sequence[tuple[Record, JudgeVerdict]]) -> list[tuple[int, int]]:
-    """Order and row number of examples among the rows with false negatives."""
+    """Order and row index of examples among the rows with false negatives."""
     rows = [row for row, (_, verdict) in enumerate(pairs) if verdict.false]
     return [(order, rows[n]) for order, n in rows_to_show([pairs[row][0] for row in rows])]
 

@@ -1,4 +1,4 @@
-"""Settings of label repair: who judges hard negatives, and what is done with false ones."""
+"""Settings of label repair: the judge of hard negatives, and the action on false ones."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -9,7 +9,7 @@ from rayembed.config.table import SettingsTable, load
 
 
 class Judge(Settings):
-    """Who tells which hard negatives of a row answer its query after all.
+    """Base class of judges, which detect false negatives among the hard negatives of a row.
 
     Base class of the members of `JUDGES`.
     """
@@ -19,20 +19,20 @@ class Judge(Settings):
         """Name in the table."""
 
     needs: ClassVar[Literal["cpu", "gpu or machine"]] = "cpu"
-    """What a task needs that reaches verdicts; see `data.work_items.Needs`."""
+    """Resources of the tasks that decide; see `data.work_items.Needs`."""
 
     @property
     def summary(self) -> str:
-        """Model that judges, in a few words."""
+        """The judge's model in a few words."""
         return self.kind
 
     @property
     def models(self) -> Mapping[str, str]:
-        """Setting → asset reference of the models that it loads."""
+        """Setting → asset reference of each model that the judge loads."""
         return {}
 
     def check(self, setting: str) -> None:
-        """Return when its models were fetched and can be loaded.
+        """Check that its models were fetched and can be loaded.
 
         Args:
             setting: where the judge stands in the settings, for messages.
@@ -53,7 +53,7 @@ class Judge(Settings):
         """
 
     def inputs(self, fingerprint: Callable[[str], str]) -> dict[str, Any]:
-        """All that decides the verdicts, as plain values.
+        """Inputs that affect the verdicts, as plain values.
 
         Args:
             fingerprint: gives that of a model's weights by its reference.
@@ -61,7 +61,7 @@ class Judge(Settings):
         raise TypeError(f"{type(self).__name__} judges nothing")
 
     def ready(self, work: Any) -> Any:
-        """Do once what must be done before tasks begin; a `Decide`, which pickles.
+        """Do the one-time work before tasks begin; return a picklable `Decide`.
 
         Args:
             work: the data set's parts and where answers are kept, a `JudgeWork`.
@@ -89,7 +89,7 @@ Action = Literal["relabel", "drop", "drop_row"]
 
 
 class RepairConfig(DataStep):
-    """False negatives among the hard negatives are found and repaired (RLHN, arXiv 2505.16967)."""
+    """Find and repair false negatives among the hard negatives (RLHN, arXiv 2505.16967)."""
 
     kind: ClassVar[str] = "repair"
     folder: ClassVar[str] = "repaired"
@@ -101,9 +101,10 @@ class RepairConfig(DataStep):
 
     judge: AnyJudge
     action: Action = "relabel"
-    """What is done with a false negative. `relabel`: it becomes a further positive of its row, and
-    a further row has it as the positive that is trained on. `drop`: it is a negative no more, also
-    where it stands in the batch as another row's document. `drop_row`: its row is left out."""
+    """Action on a false negative. `relabel`: it becomes a further positive of its row, and a
+    further row has it as the positive that is trained on. `drop`: it is a negative no more, also
+    where it stands in the batch as another row's document. `drop_row`: its row is left out.
+    """
 
     @property
     def summary(self) -> str:
@@ -126,7 +127,7 @@ class RepairConfig(DataStep):
         return f"false negatives found by `{judge}` and repaired ({self.action})"
 
     def check_fits(self, dataset: Any) -> None:
-        """Return when rows have hard negatives; raises as the base class says."""
+        """Check that rows have hard negatives; raises as the base class says."""
         if not dataset.has_negatives:
             raise ValueError(
                 f"data set {dataset.name!r}: repair looks for false negatives among the hard "

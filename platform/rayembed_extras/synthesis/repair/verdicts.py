@@ -1,4 +1,4 @@
-"""What a judge is given and what it says."""
+"""Input and output of a judge."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,34 +10,34 @@ from rayembed.data.records import Record
 
 @dataclass(frozen=True)
 class JudgeWork:
-    """What a judge has to judge, and with whom."""
+    """Rows to judge, and the resources for it."""
 
     context: PipelineContext
     writer: ArtifactWriter
-    """Writes the folder that the judge's verdicts decide."""
+    """Writer of the folder that depends on the verdicts."""
     dataset: str
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True)
 class JudgeVerdict:
-    """What a judge says of a row's hard negatives."""
+    """Verdict of a judge on a row's hard negatives."""
 
     false: frozenset[int] = frozenset()
-    """Places of the negatives that answer the query."""
+    """Indices of the negatives that answer the query."""
     reason: str = ""
-    """Why these are false negatives, for counts."""
+    """Reason why these are false negatives, for counts."""
     scores: tuple[float, ...] = ()
     """Score of each negative, if the judge has scores."""
     positive_score: float | None = None
-    """Score that negatives were compared with."""
+    """Score that the negatives were compared with."""
     problem: str = ""
-    """Why the row was not judged; it stays as it was."""
+    """Reason why the row was not judged and stays unchanged."""
     answer: str = ""
-    """Beginning of the answer that could not be used."""
+    """Beginning of the unusable answer."""
 
 
 NO_NEGATIVE = "no negative"
 
 Decide = Callable[[Part, Sequence[Record], str], list[JudgeVerdict]]
-"""Verdicts on a part's records, in their order, by a model on the device that is named."""
+"""Decides on a part's records in order, by a model on the given device."""
