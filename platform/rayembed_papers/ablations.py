@@ -1,4 +1,4 @@
-"""Ablations of the papers as changes of a run, and those of the quickstarts as recipes."""
+"""Ablations of the papers as modified runs, and ablations of the quickstarts as recipes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -32,7 +32,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
 
 
 def nvembed_single_stage() -> Run:
-    """The quickstart in one stage, with the hard negatives of each query alone."""
+    """The quickstart in one stage, with only the hard negatives of each query."""
     return single_stage(nvembed.quickstart(), "nvembed-quickstart-single-stage", in_batch=False)
 
 
@@ -49,7 +49,7 @@ def nvembed_reversed() -> Run:
 
 
 def single_stage(run: Run, name: str, *, in_batch: bool) -> Run:
-    """The run with its last stage alone, for as many steps as all its stages have together.
+    """The run with only its last stage, for as many steps as all its stages have together.
 
     Table 4, "Single Stage (Inbatch Enabled)" and "(Inbatch Disabled)". The paper does not say how
     long those were trained; here they see as many steps as the two stages. The learning rate is
@@ -88,7 +88,7 @@ def reversed_stages(run: Run, name: str) -> Run:
 
 
 def causal2vec_last_token() -> Run:
-    """The quickstart's LLM alone with last-token pooling, trained the same way."""
+    """The quickstart's LLM without the encoder, with last-token pooling, trained the same way."""
     return last_token(causal2vec.quickstart(), "causal2vec-quickstart-last-token")
 
 
@@ -101,7 +101,7 @@ def causal2vec_examples() -> Run:
 
 
 def last_token(run: Run, name: str) -> Run:
-    """The run with the LLM alone and last-token pooling (Tables 2, 3 and 6).
+    """The run with the LLM only and last-token pooling (Tables 2, 3 and 6).
 
     Raises:
         ConfigError: the run is not of Causal2Vec.

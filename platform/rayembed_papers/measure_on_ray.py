@@ -1,4 +1,4 @@
-"""A measurement of a model as a Ray task, on the resources that it is given."""
+"""Measure a model in a Ray task on the given resources."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Tables of scores that were taken several times, by other seeds or draws: mean and spread."""
+"""Tables of repeated scores, over seeds or draws: mean and spread."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,17 +13,17 @@ MEAN = "Mean"
 """Heading of the mean over all tasks."""
 
 Scores = Mapping[str, Sequence[float]]
-"""Task → its score each time."""
+"""Task → its scores over repetitions."""
 
 
 @dataclass(frozen=True)
 class SpreadTable:
-    """Scores of several rows on several tasks, each taken as often as the row says."""
+    """Scores of several rows on several tasks, each with several repetitions."""
 
     rows: Mapping[str, Scores]
     """Label → scores. The i-th score of every task is of the i-th seed or draw."""
     base: str | None = None
-    """Label of the row from which gains are taken, seed by seed; None: none are taken."""
+    """Label of the row from which gains are computed, seed by seed; None: no gains."""
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -36,7 +36,7 @@ class SpreadTable:
         return (*self.tasks, MEAN) if len(self.tasks) > 1 else self.tasks
 
     def scores(self, label: str, column: str) -> tuple[float, ...]:
-        """Scores of a task, or each time's mean over all tasks; none where a task of them is
+        """Scores of a task, or the mean over all tasks for each repetition; empty if a task is
         missing.
         """
         row = self.rows.get(label, {})
@@ -47,7 +47,7 @@ class SpreadTable:
         return tuple(fmean(each) for each in zip(*(row[t] for t in self.tasks), strict=True))
 
     def gains(self, label: str, column: str) -> tuple[float, ...]:
-        """Each score less that of the base by the same seed; none where either is missing."""
+        """Each score minus the base's score for the same seed; empty if either is missing."""
         if self.base is None or label == self.base:
             return ()
         scores, base = self.scores(label, column), self.scores(self.base, column)
@@ -55,14 +55,14 @@ class SpreadTable:
 
 
 def shown(scores: Sequence[float], *, signed: bool = False) -> str:
-    """`0.712 ± 0.004`: mean and sample standard deviation; a single score stands alone."""
+    """`0.712 ± 0.004`: mean and sample standard deviation; a single score without deviation."""
     if not scores or any(math.isnan(score) for score in scores):
         return MISSING
     return spread(scores).text(signed=signed)
 
 
 def spread_markdown(table: SpreadTable, corner: str) -> str:
-    """The table in Markdown, and below it the gains where there is a base.
+    """The table in Markdown, followed by the gains if there is a base.
 
     Args:
         corner: heading of the labels.
@@ -79,7 +79,7 @@ def spread_markdown(table: SpreadTable, corner: str) -> str:
 
 
 def spread_csv(table: SpreadTable, corner: str) -> str:
-    """Every single score in full precision: a line for each row, task and time."""
+    """Every single score in full precision: a line for each row, task and repetition."""
     rows = [
         [label, task, time, score]
         for label, row in table.rows.items()
@@ -90,7 +90,7 @@ def spread_csv(table: SpreadTable, corner: str) -> str:
 
 
 def spread_table(table: SpreadTable, corner: str, *, title: str) -> Table:
-    """The table for a terminal; below a score its gain on the base."""
+    """The table for a terminal; below each score its gain over the base."""
     rows = []
     for label in table.rows:
         cells = _cells(table, label, signed=False)

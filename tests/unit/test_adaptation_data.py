@@ -308,7 +308,7 @@ def test_rows_are_counted_and_all_tokens_are_in_the_sequences(plan, folder):
             if row["text"].strip() and row["language"]:
                 ids = backend.encode(row["text"], add_special_tokens=False).ids
                 tokens[row["language"]] += len(ids)
-    told = {one["language"]: one for one in plan.languages_told}
+    told = {one["language"]: one for one in plan.language_counts}
     assert {code: one["tokens"] for code, one in told.items()} == dict(tokens)
     weights = {code: one["sequences"] ** 0.3 for code, one in told.items()}
     for code, one in told.items():
@@ -386,7 +386,7 @@ def test_a_plan_made_elsewhere_or_after_a_kill_is_the_same(plan, folder, tmp_pat
     monkeypatch.setattr("rayembed_extras.adaptation.plan._TOKENS_OF_A_TASK", 200)
     again = SequencePlan.open(prepare_sequences(run, PipelineContext(str(tmp_path), run.seed)))
     assert again.fingerprint == plan.fingerprint
-    assert again.languages_told == plan.languages_told
+    assert again.language_counts == plan.language_counts
     other = override(run, ["seed=6"])
     assert (
         SequencePlan.open(prepare_sequences(other, PipelineContext(str(tmp_path), 6))).fingerprint

@@ -19,7 +19,7 @@ from rayembed_extras.comparison.benchmark_lines import (
     average_groups,
     averages,
     benchmark_lines,
-    found_lines,
+    result_lines,
 )
 from rayembed_extras.comparison.compare import score_of
 from rayembed_extras.comparison.results import read_model, stored_models
@@ -58,7 +58,7 @@ def test_what_a_file_says_is_what_mteb_reads(tmp_path):
     assert file.scores == {("test", "de"): 0.25, ("dev", "en"): 0.75}
     assert (file.dataset_revision, file.mteb_version) == ("own", theirs.mteb_version)
     assert file.date == DATE == theirs.date
-    (line,) = found_lines({"X": file.scores})
+    (line,) = result_lines({"X": file.scores})
     assert score_of(line, {"X": file}).score == pytest.approx(theirs.get_score()) == 0.5
 
 
@@ -169,14 +169,14 @@ def test_lines_of_found_results_leave_out_parts_and_keep_own_tasks():
     names = ("our-set", "WikiRelatednessSTS", "STS12")
     forums = ("CQADupstackRetrieval", "CQADupstackTexRetrieval")
     measures = {"WikiRelatednessSTS": ("STS", "cosine_spearman")}
-    lines = found_lines(dict.fromkeys((*names, *forums), place), measures)
+    lines = result_lines(dict.fromkeys((*names, *forums), place), measures)
     assert [(line.name, line.category) for line in lines] == [
         ("CQADupstackRetrieval", "Retrieval"),
         ("STS12", "STS"),
         ("WikiRelatednessSTS", "STS"),
         ("our-set", OWN),
     ]
-    alone = found_lines({"CQADupstackTexRetrieval": place})
+    alone = result_lines({"CQADupstackTexRetrieval": place})
     assert [line.name for line in alone] == ["CQADupstackTexRetrieval"]
 
 
@@ -184,7 +184,7 @@ def test_found_results_are_compared_on_what_any_model_is_scored_on(tmp_path):
     write_result(tmp_path, "o/a", "r", "X", {("test", "de"): 0.2, ("test", "en"): 0.6})
     write_result(tmp_path, "o/b", "r", "X", {("test", "en"): 0.7})
     both = [read_model(model) for model in stored_models([tmp_path])]
-    (line,) = found_lines({"X": [place for files in both for place in files["X"].scores]})
+    (line,) = result_lines({"X": [place for files in both for place in files["X"].scores]})
     assert line.places == (("test", "de"), ("test", "en"))
     assert score_of(line, both[0]).score == pytest.approx(0.4)
     assert score_of(line, both[1]).missing == ("test/de",)

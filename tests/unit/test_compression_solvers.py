@@ -90,8 +90,8 @@ def test_a_share_of_a_row_loses_none_to_the_error_of_its_float():
         wanda_by_numpy(weight.numpy(), norms, "unstructured", 0.29),
     )
     assert mask.sum(dim=1).tolist() == [29] * 3
-    assert Wanda(sparsity=0.29).zeros_asked(3, 100) == 87
-    assert SparseGPT(sparsity=0.29).zeros_asked(1, 100) == 29
+    assert Wanda(sparsity=0.29).requested_zeros(3, 100) == 87
+    assert SparseGPT(sparsity=0.29).requested_zeros(1, 100) == 29
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)

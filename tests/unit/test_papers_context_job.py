@@ -17,7 +17,7 @@ from rayembed.models.loading.build import build_model
 from rayembed.pipeline.run import on_ray
 from rayembed_papers import measure_on_ray as evaluation_on_ray
 from rayembed_papers.context.difficulty import Difficulty
-from rayembed_papers.context.job import asked_sizes, default_sizes, run_context_job
+from rayembed_papers.context.job import default_sizes, requested_sizes, run_context_job
 from rayembed_papers.context.report import (
     deliver,
     difficulty_report,
@@ -105,16 +105,16 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
 
 
 def test_sizes_are_those_that_fit_the_data():
-    assert asked_sizes(None, None, {"a": 1000, "b": 300}, 10_000) == ([8, 16, 32, 64], [16, 64])
-    assert asked_sizes([64, 2, 2], [300], {"b": 300}, 10_000) == ([2, 64], [300])
+    assert requested_sizes(None, None, {"a": 1000, "b": 300}, 10_000) == ([8, 16, 32, 64], [16, 64])
+    assert requested_sizes([64, 2, 2], [300], {"b": 300}, 10_000) == ([2, 64], [300])
     with pytest.raises(
         ConfigError, match=r"--cluster-sizes 301 is more than the 300 pairs of .*'b'"
     ):
-        asked_sizes([8, 301], None, {"a": 1000, "b": 300}, 10_000)
+        requested_sizes([8, 301], None, {"a": 1000, "b": 300}, 10_000)
     with pytest.raises(ConfigError, match=r"--batch-sizes 64 is more than the 50 pairs .* --pairs"):
-        asked_sizes(None, [64], {"b": 300}, 50)
+        requested_sizes(None, [64], {"b": 300}, 50)
     with pytest.raises(ConfigError, match="too few"):
-        asked_sizes(None, None, {"b": 20}, 1000)
+        requested_sizes(None, None, {"b": 20}, 1000)
     assert default_sizes(32) == [0, 1, 2, 4, 8, 16, 32]
     assert default_sizes(5) == [0, 1, 2, 4, 5]
     assert default_sizes(1) == [0, 1]

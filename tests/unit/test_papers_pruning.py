@@ -58,7 +58,7 @@ def test_a_share_of_weights_loses_none_to_the_error_of_its_float(percent, size):
     np.testing.assert_array_equal(
         found, magnitude_by_numpy(weight.numpy(), "unstructured", percent / 100)
     )
-    assert (found == 0).sum() == way.zeros_asked(1, size) == percent * size // 100
+    assert (found == 0).sum() == way.requested_zeros(1, size) == percent * size // 100
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)

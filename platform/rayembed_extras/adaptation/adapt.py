@@ -119,7 +119,7 @@ def _train(
 def _print(outcome: AdaptedEncoder, plan: SequencePlan, *, mlflow_complete: bool) -> None:
     """Print the sequences drawn of each language, the final metrics and the next command."""
     out = console(soft_wrap=True)
-    out.print(corpus_table(plan.languages_told, outcome.metrics))
+    out.print(corpus_table(plan.language_counts, outcome.metrics))
     if not mlflow_complete:
         out.print(MLFLOW_AWAY)
     if dropped := int(outcome.metrics.get("dropped_steps", 0)):

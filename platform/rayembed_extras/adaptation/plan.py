@@ -108,10 +108,10 @@ class SequencePlan:
     @property
     def languages(self) -> list[str]:
         """Language codes in their order."""
-        return [str(told["language"]) for told in self.languages_told]
+        return [str(told["language"]) for told in self.language_counts]
 
     @property
-    def languages_told(self) -> list[dict[str, Any]]:
+    def language_counts(self) -> list[dict[str, Any]]:
         """Available and drawn sequences of each language, from the manifest."""
         told: list[dict[str, Any]] = self.manifest["languages"]
         return told

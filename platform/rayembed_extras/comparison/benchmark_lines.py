@@ -78,7 +78,7 @@ def lines_of(tasks: Iterable[Any]) -> tuple[Line, ...]:
     return sorted_lines([_line(task) for task in tasks])
 
 
-def found_lines(
+def result_lines(
     places: Mapping[str, Iterable[Place]],
     measures: Mapping[str, tuple[str, str]] = MappingProxyType({}),
 ) -> tuple[Line, ...]:

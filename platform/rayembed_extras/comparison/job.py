@@ -15,7 +15,7 @@ from rayembed.display.tables import console
 from rayembed.errors import ConfigError, StorageError
 from rayembed.pipeline.job import Job, JobContext, names_in, option
 from rayembed.results.scores import OTHER, Place, TaskScore
-from rayembed_extras.comparison.benchmark_lines import Line, benchmark_lines, found_lines
+from rayembed_extras.comparison.benchmark_lines import Line, benchmark_lines, result_lines
 from rayembed_extras.comparison.compare import Column, ModelComparison, compare, measured
 from rayembed_extras.comparison.plots import category_bars, difference_dots
 from rayembed_extras.comparison.results import StoredModel, read_model, stored_models
@@ -60,7 +60,7 @@ def compare_models(
     in_print = in_print or InPrint()
     results = _results(asked)
     if asked.benchmark is None:
-        lines = found_lines(_places(results), _measures(results))
+        lines = result_lines(_places(results), _measures(results))
         benchmark = ALL_TASKS
     else:
         lines = benchmark_lines(asked.benchmark, in_print.benchmarks)

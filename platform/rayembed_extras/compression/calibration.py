@@ -303,7 +303,7 @@ def _solve(
 ) -> None:
     for matrix in matrices:
         for place, weight in enumerate(matrix.slices):
-            name, statistic = matrix.told(place), statistics[matrix.name, place]
+            name, statistic = matrix.slice_name(place), statistics[matrix.name, place]
             if statistic.rows == 0:
                 # All inputs alike: the matrix is judged by its weights alone.
                 logger.warning("no calibration text reached %s: judged by its weights", name)

@@ -43,8 +43,8 @@ class Matrix:
         """Number of inputs H."""
         return int(self.slices[0].shape[1])
 
-    def told(self, place: int) -> str:
-        """Summary of a slice for messages."""
+    def slice_name(self, place: int) -> str:
+        """Name of a slice for messages."""
         return f"{self.name}, expert {place}" if len(self.slices) > 1 else self.name
 
 

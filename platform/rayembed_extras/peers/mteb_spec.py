@@ -138,7 +138,7 @@ class MtebSpec(WrappedSpec):
         return in_batches(embed)
 
     def _changes(self, but: tuple[str, ...] = ()) -> dict[str, Any]:
-        """Settings that make the vectors differ from those of mteb's unchanged model."""
+        """Settings that change the vectors compared with mteb's own model."""
         given = {
             "dtype": None if self.settings.dtype in ("auto", "saved") else self.settings.dtype,
             "max_length": self.settings.max_length,

@@ -1,4 +1,4 @@
-"""All tasks and finetunings by name, and what a run asks for."""
+"""All tasks and finetunings by name, and the selection of a run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,12 +22,12 @@ _ON_THE_WAY = {task.name: task for task in xtreme_r.STEPS_ON_THE_WAY}
 
 @dataclass(frozen=True)
 class Plan:
-    """Tasks of a run and the finetunings that they take."""
+    """Tasks of a run and the finetunings that they need."""
 
     tasks: tuple[Task, ...]
     """Requested tasks, in the tables' order."""
     finetunings: tuple[Finetuning, ...]
-    """Finetunings with the run's protocol; each stands behind the one that it starts from."""
+    """Finetunings with the run's protocol; each comes after the one that it starts from."""
 
 
 def plan_of(run: BackboneRun) -> Plan:
@@ -52,7 +52,7 @@ def plan_of(run: BackboneRun) -> Plan:
 
 
 def task_named(name: str) -> Task:
-    """The task of a name that a finetuning is scored on."""
+    """The task of this name among the tasks that a finetuning is scored on."""
     return TASKS.get(name) or _ON_THE_WAY[name]
 
 
@@ -69,7 +69,7 @@ def _asked(benchmarks: Sequence[str], names: Sequence[str]) -> list[Task]:
 
 
 def _add(name: str, names: list[str], *, from_mnli: bool) -> None:
-    """Put a finetuning behind the one that it starts from."""
+    """Append a finetuning after the one that it starts from."""
     start = _start(FINETUNINGS[name], from_mnli=from_mnli)
     if start is not None:
         _add(start, names, from_mnli=from_mnli)

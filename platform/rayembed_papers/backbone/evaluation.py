@@ -1,4 +1,4 @@
-"""A backbone from its settings to scores and tables."""
+"""Evaluate a backbone from its settings, up to scores and tables."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -39,11 +39,12 @@ from rayembed_papers.backbone.trial import Backbone, Trial
 logger = logging.getLogger(__name__)
 
 RESULTS = "backbones"
-"""Folder of all that belongs to these evaluations, in the storage."""
+"""Storage folder of these evaluations."""
 
 _MOST_ROUNDS = 3
-"""Most rounds of a finetuning that others start from: a trial that is repeated because the best
-one's model is gone may come out a rounding lower, and another be the best then."""
+"""Maximum repetitions of a finetuning that others start from: a repeated trial may score slightly
+lower because of rounding, and another one become the best.
+"""
 
 
 @dataclass
@@ -55,7 +56,7 @@ class BackboneScores:
     backbone: Backbone
     storage: str
     summaries: dict[str, Summary] = field(default_factory=dict)
-    """Summaries by task, of the tasks whose trials are all done."""
+    """Summaries by task, for tasks with all trials finished."""
     failed: dict[str, RayembedError] = field(default_factory=dict)
     """Errors by trial or finetuning."""
 
@@ -65,7 +66,7 @@ class BackboneScores:
         return join(self.storage, RESULTS, "results", self.backbone.name, self.backbone.weights)
 
     def of_benchmark(self, benchmark: str) -> list[Summary]:
-        """Summaries of the tasks of a benchmark that were asked for, in the table's order."""
+        """Summaries of a benchmark's requested tasks, in the table's order."""
         names = [task.name for task in self.plan.tasks if task.benchmark == benchmark]
         return [self.summaries[name] for name in names if name in self.summaries]
 
@@ -83,7 +84,7 @@ class BackboneScores:
 
 
 def evaluate_backbone(run: BackboneRun) -> BackboneScores:
-    """Scores of the run's backbone; trials that are finished already are not done again.
+    """Score the run's backbone; finished trials are reused.
 
     Raises:
         RayembedError: what is wrong with the run, the backbone, the data or the cluster.
@@ -110,7 +111,7 @@ def evaluate_backbone(run: BackboneRun) -> BackboneScores:
 
 
 def find_backbone(run: BackboneRun, plan: Plan) -> Backbone:
-    """The backbone of a run, checked against all that the plan asks of it.
+    """Locate the backbone of a run and check it against all requirements of the plan.
 
     Raises:
         AssetError, ArtifactError: no encoder there, one that is not supported, or files or weights
@@ -132,7 +133,9 @@ def find_backbone(run: BackboneRun, plan: Plan) -> Backbone:
 
 
 def _waves(finetunings: Sequence[Finetuning]) -> list[list[Finetuning]]:
-    """Finetunings that go side by side, each behind the one that it starts from."""
+    """Groups of finetunings that can run side by side; each group comes after the ones it starts
+    from.
+    """
     depth: dict[str, int] = {}
     for one in finetunings:
         depth[one.name] = 0 if one.start is None else depth[one.start] + 1
@@ -148,7 +151,7 @@ def _trials(
     data: Mapping[TaskRows, StoredRows],
     best: Mapping[str, Trial],
 ) -> list[Trial]:
-    """The grid of a finetuning; none where what it starts from is missing."""
+    """The trials of a finetuning's grid; none if the model that it starts from is missing."""
     if one.start is not None and one.start not in best:
         why = f"{one.name} starts from the best model of {one.start}, whose trials "
         scores.failed[one.name] = (
@@ -163,7 +166,7 @@ def _trials(
 
 
 def _do(groups: Sequence[Sequence[Trial]], scores: BackboneScores) -> None:
-    """Do what is missing of the trials."""
+    """Run the unfinished trials."""
     from rayembed.pipeline.run.on_ray import connect
     from rayembed_papers.backbone.on_ray import run_trials
 
@@ -186,7 +189,7 @@ def _do(groups: Sequence[Sequence[Trial]], scores: BackboneScores) -> None:
 def _when_done(
     groups: Mapping[str, Sequence[Trial]], trial: Trial, error: RayembedError | None
 ) -> None:
-    """Tell of a trial, and remove models that nothing will start from any more."""
+    """Log the end of a trial, and remove models that no further trial starts from."""
     if error is not None:
         logger.warning("%s failed: %s", trial.key, error)
         return
@@ -205,7 +208,9 @@ def _when_done(
 def _take(
     one: Finetuning, trials: Sequence[Trial], scores: BackboneScores, best: dict[str, Trial]
 ) -> None:
-    """Sum up a finetuning whose trials are all done, and choose what others start from."""
+    """Summarise a finetuning with all trials finished, and choose the model that
+    others start from.
+    """
     results = find_results(trials)
     if not trials or missing(trials, results):
         return

@@ -1,4 +1,4 @@
-"""Finetuning by transformers' Trainer, and what the finetuned model gives for inputs."""
+"""Finetune by transformers' Trainer, and predict with the finetuned model."""
 
 import contextlib
 import tempfile
@@ -19,7 +19,7 @@ from rayembed_papers.backbone.tokens import Feature
 
 @dataclass(frozen=True)
 class Grid:
-    """The part of a protocol that differs from trial to trial."""
+    """The part of a protocol that differs between trials."""
 
     learning_rate: float
     batch_size: int
@@ -36,7 +36,7 @@ def finetune(
     precision: Dtype,
     use_gpu: bool,
 ) -> float:
-    """The mean loss of all steps, NaN where it diverged; the model is trained in place.
+    """Train the model in place; return the mean loss of all steps, NaN if it diverged.
 
     AdamW, the rate rising over the warm-up and then falling linearly to zero. Rows come in another
     order in each epoch; the last batch of an epoch may be smaller.

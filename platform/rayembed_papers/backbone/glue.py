@@ -33,7 +33,7 @@ _NLI = ("entailment", "neutral", "contradiction")
 MNLI = "MNLI"
 
 FROM_MNLI = ("RTE", "STS-B", "MRPC")
-"""Tasks that start from the model of MNLI."""
+"""Tasks that start from the model finetuned on MNLI."""
 
 
 def _rows(name: str, split: str, columns: tuple[str, ...]) -> TaskRows:

@@ -1,4 +1,4 @@
-"""Models with a head for a kind of task: transformers' own classes, or ours over a NomicBert.
+"""Models with a head for a kind of task: transformers' own classes, or a NomicBert with our heads.
 
 B rows, C choices, T tokens, H hidden size, L labels.
 """
@@ -24,10 +24,10 @@ from rayembed.models.nomic_moe.shape import is_nomic_layout, read_shape
 from rayembed_papers.backbone.tasks import Finetuning, Kind
 
 HEAD_FILE = "head.safetensors"
-"""Weights of a NomicBert's head beside those of its encoder."""
+"""File of a NomicBert's head next to its encoder."""
 
 IGNORED = -100
-"""The label of a token that counts neither in the loss nor in a score."""
+"""Label of tokens that are excluded from loss and scores."""
 
 _AUTO_CLASSES: Mapping[Kind, str] = {
     "classes": "AutoModelForSequenceClassification",
@@ -42,7 +42,7 @@ Family = Literal["transformers", "nomic"]
 
 
 def encoder_folder(folder: Path) -> Path:
-    """Folder with config.json and the encoder's weights of a model's folder."""
+    """The folder with config.json and the encoder's weights, within a model's folder."""
     if not (folder / "config.json").is_file() and (folder / "modules.json").is_file():
         return read_modules(folder).transformer
     return part_folder(folder, "backbone")
@@ -63,7 +63,7 @@ def family_of(folder: Path) -> Family:
 
 
 def check_length(folder: Path, max_length: int, task: str) -> None:
-    """Return when the encoder can read inputs of so many tokens.
+    """Check that the encoder can read inputs of `max_length` tokens.
 
     Raises:
         ConfigError: it has learnt too few positions.
@@ -84,7 +84,7 @@ def check_length(folder: Path, max_length: int, task: str) -> None:
 
 
 def check_heads(folder: Path, finetunings: Sequence[Finetuning]) -> None:
-    """Return when the family has every head and the folder all weights of the encoder.
+    """Check that the family has every head and that the folder has all weights of the encoder.
 
     Of safetensors files only names and shapes are read, so that it takes hardly any memory.
 
@@ -102,7 +102,7 @@ def check_heads(folder: Path, finetunings: Sequence[Finetuning]) -> None:
 
 
 def load_with_head(folder: Path, finetuning: Finetuning, *, head_dropout: float) -> nn.Module:
-    """The model of a folder with the finetuning's head, in float32, on the CPU.
+    """Load the model of a folder with the finetuning's head, in float32, on the CPU.
 
     Weights of a head that the folder has are taken where their shapes fit; others are drawn from
     the global generator.
@@ -124,7 +124,7 @@ def load_with_head(folder: Path, finetuning: Finetuning, *, head_dropout: float)
 
 
 def save_with_head(model: nn.Module, folder: Path) -> None:
-    """Write the model so that `load_with_head` reads it, for the same kind or another."""
+    """Save the model so that `load_with_head` reads it, for the same kind of task or another."""
     inner = model.encoder if isinstance(model, Retriever) else model
     if isinstance(inner, NomicForTask):
         inner.save(folder)
@@ -133,7 +133,7 @@ def save_with_head(model: nn.Module, folder: Path) -> None:
 
 
 def _check_family(settings: Any, finetunings: Sequence[Finetuning]) -> None:
-    """Return when transformers has a class with the head of each finetuning for the settings."""
+    """Check that transformers has a class with each finetuning's head for these settings."""
     import transformers
 
     lacking = {
@@ -168,7 +168,7 @@ def _quiet() -> Iterator[None]:
 def _load_of_transformers(
     folder: Path, finetuning: Finetuning, device_map: str | None = None
 ) -> nn.Module:
-    """The model, or on the device `meta` its shapes; raises as `load_with_head`."""
+    """The model, or only its shapes on the `meta` device; raises as `load_with_head`."""
     import safetensors
     import transformers
 
@@ -206,7 +206,7 @@ def _load_of_transformers(
 
 
 def _of_encoder(model: Any, names: Any) -> list[str]:
-    """Names of the encoder's weights, without those of head and pooler."""
+    """Names of the encoder's weights, without the weights of head and pooler."""
     prefix = f"{model.base_model_prefix}."
     whole = model.base_model is model
     plain = [name.removeprefix(prefix) for name in names if whole or name.startswith(prefix)]
@@ -284,7 +284,7 @@ class NomicForTask(nn.Module):
         return functional.cross_entropy(*flat, ignore_index=IGNORED)
 
     def save(self, folder: Path) -> None:
-        """Write the encoder in its published layout and the head beside it."""
+        """Save the encoder in its published layout and the head next to it."""
         import safetensors.torch
 
         self.encoder.save_pretrained(str(folder))
@@ -293,7 +293,7 @@ class NomicForTask(nn.Module):
             safetensors.torch.save_file(weights, folder / HEAD_FILE)
 
     def load_head(self, folder: Path) -> None:
-        """Take those of a saved head's weights that fit, as transformers does."""
+        """Load the weights of a saved head whose shapes fit, as transformers does."""
         import safetensors.torch
 
         if not (folder / HEAD_FILE).is_file():
@@ -305,7 +305,7 @@ class NomicForTask(nn.Module):
 
 
 class Retriever(nn.Module):
-    """Queries and documents as the states of their first tokens, of unit length."""
+    """Embeds queries and documents as unit vectors from the states of their first tokens."""
 
     SCALE = 20.0
     """Factor of cosines in the loss: temperature 0.05, as in the paper's pipeline."""
@@ -317,8 +317,8 @@ class Retriever(nn.Module):
     def forward(
         self, query: dict[str, Tensor], document: dict[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """`vectors` (B, H) of the queries; with documents also the loss, every document of the
-        batch but the query's own being a negative.
+        """Return `vectors` (B, H) of the queries, and with documents also the loss; each other
+        document of the batch is a negative.
         """
         vectors = self._embed(query)
         if document is None:

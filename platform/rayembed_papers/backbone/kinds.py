@@ -1,4 +1,4 @@
-"""The work of each kind of task: rows to inputs, inputs to batches, outputs to scores.
+"""Work of each kind of task: rows to inputs, inputs to batches, outputs to scores.
 
 B texts, C choices, T tokens, H hidden size.
 """
@@ -34,24 +34,24 @@ Predict = Callable[[Sequence[Feature], Callable[[Sequence[Feature]], Batch]], li
 """Function from inputs and a collator of batches to outputs in the order of the inputs."""
 
 STRIDE = 128
-"""Tokens that two windows of a long context share."""
+"""Number of tokens shared by two windows of a long context."""
 
 _BEST = 20
 _LONGEST_ANSWER = 30
-"""Tokens; as in transformers' example and the paper's pipeline."""
+"""Maximum tokens of an answer, as in transformers' example and the paper's pipeline."""
 
 QUERY_LENGTH = 96
-"""Tokens of a query; documents have the protocol's length."""
+"""Maximum tokens of a query; documents have the protocol's length."""
 
 _DEPTH = 20
 
 _SEARCHED_TOGETHER = ("LAReQA",)
-"""Tasks whose queries of one language are searched for among the documents of all."""
+"""Tasks whose queries in one language are searched among the documents of all languages."""
 
 
 @dataclass(frozen=True)
 class TaskWork:
-    """One or two texts and the number of a class, or a number (`score`); base of other kinds."""
+    """Work for one or two texts with a class index or a number (`score`); base of other kinds."""
 
     finetuning: Finetuning
     tokenizer: BackboneTokenizer
@@ -69,12 +69,12 @@ class TaskWork:
         return made
 
     def padded(self, features: Sequence[Feature]) -> dict[str, Tensor]:
-        """Tokens of inputs."""
+        """Number of input tokens."""
         return self.tokenizer.padded(features)
 
     def collate(self, features: Sequence[Feature]) -> Batch:
-        """Arguments of the model: tokens, and labels (B,) where inputs have some, float32 scores
-        or int64.
+        """Arguments of the model: tokens, and labels (B,) if inputs have them, float32 scores or
+        int64.
         """
         batch: Batch = self.padded(features)
         if "labels" in features[0]:
@@ -99,11 +99,11 @@ class TaskWork:
 
 
 class ChoiceWork(TaskWork):
-    """A premise with a question, and which of several texts goes on from it."""
+    """A premise with a question, and the index of the text that continues it."""
 
     def inputs(self, rows: Sequence[Row]) -> list[Feature]:
-        """Inputs with the tokens of each choice, and the longest, which stands for the row where
-        rows are sorted by length.
+        """Inputs with the tokens of each choice, and the longest choice, by whose length rows are
+        sorted.
         """
         template, num_choices = self.finetuning.template, len(rows[0]) - 3
         premises = [template.format(premise=row[0], question=row[1]) for row in rows]
@@ -125,8 +125,8 @@ class ChoiceWork(TaskWork):
 
 
 class TagWork(TaskWork):
-    """Words and their tags, each learnt and told by the first token of its word; words beyond the
-    maximum length count neither here nor in the paper's pipeline.
+    """Words and their tags; each tag is learnt and predicted at the first token of its word. Words
+    beyond the maximum length are excluded, as in the paper's pipeline.
     """
 
     def training_inputs(self, rows: Sequence[Row]) -> list[Feature]:
@@ -161,7 +161,7 @@ class TagWork(TaskWork):
 
 
 def _labels(words: Sequence[int | None], tags: Sequence[Any]) -> np.ndarray:
-    """(T,) the tag of each word at its first token."""
+    """(T,) tag of each word at its first token."""
     labels = np.full(len(words), IGNORED, dtype=np.int64)
     before: int | None = None
     for place, word in enumerate(words):
@@ -209,7 +209,7 @@ class SpanWork(TaskWork):
         return answer_metrics(told, [row[2]["text"] for row in rows])
 
     def inputs(self, rows: Sequence[Row]) -> list[Feature]:
-        """Inputs with `row`, and `offsets` (T, 2) in the context, -1 where a token is not of it."""
+        """Inputs with `row`, and `offsets` (T, 2) in the context, -1 for tokens outside of it."""
         room = self.tokenizer.max_length // 3
         encoded = self.tokenizer.encode(
             [row[0].lstrip() for row in rows],
@@ -229,7 +229,7 @@ class SpanWork(TaskWork):
 
 
 def _tokens_of(offsets: np.ndarray, begin: int, end: int) -> tuple[int, int]:
-    """First and last token of the characters; both 0 where the window does not hold them all."""
+    """First and last token of the characters; both 0 if the window does not contain all of them."""
     inside = np.flatnonzero(offsets[:, 0] >= 0)
     if not len(inside) or offsets[inside[0], 0] > begin or offsets[inside[-1], 1] < end:
         return 0, 0
@@ -262,13 +262,13 @@ def _candidates(
 
 
 class RetrievalWork(TaskWork):
-    """Queries and the documents that answer them, by the vectors of their first tokens.
+    """Queries and the documents that answer them, embedded by their first tokens.
 
     The documents of a task are all that its rows have, each once.
     """
 
     def training_inputs(self, rows: Sequence[Row]) -> list[Feature]:
-        """Queries with their documents; the document's tokens stand for the row's length."""
+        """Queries with their documents; the document's tokens count as the row's length."""
         queries = self._queries([row[0] for row in rows])
         documents = self.tokenizer.texts([row[1] for row in rows])
         return [
@@ -324,5 +324,5 @@ _WORKS: Mapping[str, type[TaskWork]] = {
 
 
 def work_of(finetuning: Finetuning, tokenizer: BackboneTokenizer) -> TaskWork:
-    """Inputs, batches and scores of the finetuning's kind."""
+    """Work of the finetuning's kind: inputs, batches and scores."""
     return _WORKS.get(finetuning.kind, TaskWork)(finetuning, tokenizer)

@@ -28,7 +28,7 @@ def class_metrics(predicted: ArrayLike, true: ArrayLike, num_classes: int) -> Me
 
 
 def correlation_metrics(predicted: ArrayLike, true: ArrayLike) -> Metrics:
-    """Pearson's and Spearman's correlation; 0 where all predictions are alike or one is NaN."""
+    """Pearson's and Spearman's correlation; 0 if all predictions are equal or one is NaN."""
     from scipy.stats import pearsonr, spearmanr
 
     guess, truth = np.asarray(predicted, dtype=np.float64), np.asarray(true, dtype=np.float64)
@@ -60,7 +60,7 @@ def tag_metrics(predicted: Sequence[Sequence[str]], true: Sequence[Sequence[str]
 
 
 def spans_of(tags: Sequence[str]) -> set[tuple[str, int, int]]:
-    """Type, first and last place of each span of a sentence."""
+    """Type, first and last position of each span of a sentence."""
     found = set()
     begin, kind = 0, ""
     for place, tag in enumerate([*tags, "O"]):
@@ -75,7 +75,7 @@ def spans_of(tags: Sequence[str]) -> set[tuple[str, int, int]]:
 
 
 def answer_metrics(predicted: Sequence[str], true: Sequence[Sequence[str]]) -> Metrics:
-    """SQuAD's F1 and exact match, each against the best of the true answers, mean over questions.
+    """SQuAD's F1 and exact match, each the maximum over the true answers, averaged over questions.
 
     As in the pipeline of the paper, words are what white space parts in every language, also where
     a language has none between words.
@@ -93,7 +93,8 @@ def answer_metrics(predicted: Sequence[str], true: Sequence[Sequence[str]]) -> M
 
 
 def ranking_metrics(right: np.ndarray, k: int) -> Metrics:
-    """Accuracy of the first document and mean average precision at `k`, one right one a query.
+    """Accuracy of the first document and mean average precision at `k`, with one relevant document
+    a query.
 
     Args:
         right: (queries, at most k) whether a document is the right one, the best ranked first.

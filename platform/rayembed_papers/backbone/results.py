@@ -1,4 +1,4 @@
-"""Trials of a finetuning, their results, and what they come to."""
+"""Trials of a finetuning, their results, and summaries."""
 
 import itertools
 import json
@@ -22,11 +22,11 @@ class Result:
 
     trial: Trial
     scores: Scores
-    """Empty: it diverged."""
+    """Scores by task; empty if the trial diverged."""
 
     @property
     def diverged(self) -> bool:
-        """Whether loss or outputs were not finite, so that it counts in no median."""
+        """Whether loss or outputs were not finite; diverged trials are excluded from medians."""
         return not self.scores
 
     def score(self, task: Task) -> float:
@@ -46,7 +46,7 @@ class Summary:
 
     task: Task
     results: tuple[Result, ...]
-    """Results of all trials that did not diverge, whatever their setting."""
+    """Results of all trials that did not diverge, for every setting."""
     best: tuple[Result, ...]
     """Results of the learning rate and batch size with the highest median over the seeds."""
     diverged: int = 0
@@ -74,7 +74,7 @@ class Summary:
 
     @property
     def setting(self) -> tuple[float, int]:
-        """Learning rate and batch size of the best."""
+        """Learning rate and batch size of the best setting."""
         return self.best[0].setting
 
 
@@ -87,7 +87,7 @@ def trials_of(
     keeps_model: bool,
     start: Trial | None,
 ) -> list[Trial]:
-    """Every combination of learning rate, batch size and seed."""
+    """All combinations of learning rate, batch size and seed."""
     protocol = finetuning.protocol
     grid = itertools.product(protocol.learning_rates, protocol.batch_sizes, protocol.seeds)
     own = {rows: data[rows] for rows in finetuning.all_rows}
@@ -98,7 +98,7 @@ def trials_of(
 
 
 def find_results(trials: Sequence[Trial]) -> list[Result]:
-    """Results of those trials that are finished, in the order of the trials, diverged ones too.
+    """Results of finished trials, in the order of the trials, including diverged ones.
 
     Raises:
         ArtifactError: a result cannot be read.
@@ -111,8 +111,8 @@ def find_results(trials: Sequence[Trial]) -> list[Result]:
 
 
 def missing(trials: Sequence[Trial], results: Sequence[Result]) -> list[Trial]:
-    """Trials still to be done: those without a result and, where others start from the best one's
-    model and that is gone, the best one.
+    """Unfinished trials, and the best one if others start from its model and the
+    model is missing.
     """
     done = {result.trial.key for result in results}
     left = [trial for trial in trials if trial.key not in done]
@@ -124,12 +124,12 @@ def missing(trials: Sequence[Trial], results: Sequence[Result]) -> list[Trial]:
 
 
 def converged(results: Iterable[Result]) -> list[Result]:
-    """Those of the trials that did not diverge."""
+    """Trials that did not diverge."""
     return [result for result in results if not result.diverged]
 
 
 def best_result(results: Iterable[Result]) -> Result:
-    """The trial of the highest score on the first of the finetuning's tasks, of such as did not
+    """The trial with the highest score on the finetuning's first task, among those that did not
     diverge.
     """
     found = converged(results)
@@ -138,7 +138,7 @@ def best_result(results: Iterable[Result]) -> Result:
 
 
 def keep_best_model(trials: Sequence[Trial]) -> None:
-    """Remove the models of finished trials that are not the best so far."""
+    """Remove the models of finished trials except the best so far."""
     results = converged(find_results(trials))
     if results and trials[0].keeps_model:
         best = best_result(results)
@@ -148,7 +148,7 @@ def keep_best_model(trials: Sequence[Trial]) -> None:
 
 
 def summarize(task: Task, results: Sequence[Result]) -> Summary:
-    """The task's summary; a setting without all its seeds is no candidate for the best.
+    """Summary of a task; settings with missing seeds cannot be the best.
 
     Trials that diverged are counted and no results; at least one must not have.
 

@@ -1,4 +1,4 @@
-"""Rows of public data sets: read from the hub once, checked, and kept in storage for all trials."""
+"""Rows of public data sets: read once from the hub, checked, and stored for all trials."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,8 +23,7 @@ logger = logging.getLogger(__name__)
 _PREPARED_AT_ONCE = 8
 
 _UNNAMED_TAG = "_"
-"""Tag with which Universal Dependencies mark that a word has no part of speech; XTREME-R has `X`
-for it."""
+"""Tag in Universal Dependencies for a word without part of speech; XTREME-R uses `X`."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +32,13 @@ class StoredRows:
 
     path: str
     version: str
-    """Fingerprint of the rows' content and of what was taken of it."""
+    """Fingerprint of the rows' content and of the selection from it."""
 
 
 def prepare(
     finetunings: Iterable[Finetuning], folder: str, root: str | None
 ) -> dict[TaskRows, StoredRows]:
-    """Put all rows that the finetunings read into the folder, where they are not there already.
+    """Store all rows that the finetunings read in the folder, unless they exist.
 
     Args:
         folder: in storage.
@@ -87,7 +86,7 @@ def _prepared(rows: TaskRows, finetuning: Finetuning, folder: str, root: str | N
 
 
 def place_of(rows: TaskRows, root: str | None) -> str:
-    """Pattern of the files on the hub, or below a folder of copies."""
+    """Path pattern of the files on the hub, or below a folder of copies."""
     if root is None:
         return f"hf://datasets/{rows.repository}@{rows.revision}/{rows.path}"
     return join(root, rows.repository, rows.path)
@@ -145,7 +144,7 @@ def _checked(row: Row, finetuning: Finetuning, origin: str) -> Row:
 
 
 def _problem(row: Row, kind: Kind) -> str:
-    """Reason why a row cannot be used; empty where it is whole."""
+    """Reason why a row cannot be used; empty if it can."""
     if any(cell is None for cell in row):
         return f"an empty cell in {row!r}"[:300]
     texts = {"classes": row[:-1], "score": row[:-1], "choices": row[:-1], "spans": row[:2]}

@@ -1,4 +1,4 @@
-"""The evaluation of a backbone by finetuning: which encoder, which tasks, how, and where."""
+"""Evaluation of a backbone by finetuning: encoder, tasks, protocol and placement."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -20,17 +20,17 @@ class FinetuneProtocol(Settings):
 
     epochs: PositiveInt
     learning_rates: Distinct[PositiveFloat] = Field(min_length=1)
-    """Peaks; the rate falls linearly to zero."""
+    """Peak learning rates; each falls linearly to zero."""
     batch_sizes: Distinct[PositiveInt] = Field(min_length=1)
-    """Rows of a step."""
+    """Numbers of rows in a step."""
     seeds: Distinct[Seed] = Field(min_length=1)
     """Seeds of the new head, the order of the rows and dropout."""
     max_length: PositiveInt
-    """Tokens of an input, special ones included."""
+    """Maximum tokens of an input, including special ones."""
     warmup_share: float = Field(ge=0.0, lt=1.0)
-    """Share of all steps in which the rate rises linearly."""
+    """Share of all steps in which the learning rate rises linearly."""
     max_grad_norm: float = Field(ge=0.0)
-    """Norm to which gradients are clipped; 0: they are not."""
+    """Maximum norm of gradients; 0: no clipping."""
     weight_decay: float = Field(ge=0.0)
     """AdamW's weight decay; biases and norms have none."""
     adam_betas: tuple[_Beta, _Beta]
@@ -74,11 +74,11 @@ class BackbonePlacement(Settings):
     threads_per_trial: PositiveInt | None = None
     """Threads of torch in each trial; None: `cpus_per_trial`, rounded down."""
     trials_at_once: PositiveInt | None = None
-    """Trials that run side by side; None: as many as the cluster's free resources hold."""
+    """Maximum trials side by side; None: as many as the cluster's free resources hold."""
     retries: int = Field(default=2, ge=0)
-    """Number of restarts of a trial whose process died or whose training failed."""
+    """Maximum restarts of a trial whose process died or whose training failed."""
     predict_batch: PositiveInt = 128
-    """Rows of a forward pass while a finetuned model is scored."""
+    """Rows of a forward pass when a finetuned model is scored."""
     tracking_uri: Reference | None = None
     """MLflow's address; None: a SQLite file in `storage_path`."""
     experiment: str = "rayembed-backbones"
@@ -86,12 +86,12 @@ class BackbonePlacement(Settings):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether each trial has a GPU; `auto` counts as no until the start of a job settles it."""
+        """Whether each trial has a GPU; `auto` counts as no until the job resolves it."""
         return self.use_gpu is True
 
 
 class BackboneRun(Document):
-    """A backbone, the tasks that it is finetuned on, and where."""
+    """A backbone, the tasks that it is finetuned on, and the placement."""
 
     backbone: ModelReference = Field(min_length=1)
     """Asset reference of an encoder: a folder, `hf://org/name@revision`, `s3://…`. One of
@@ -101,14 +101,15 @@ class BackboneRun(Document):
     benchmarks: tuple[str, ...] = ()
     """`glue` (Nomic Embed v2, Table 3), `xtreme-r` (Table 4)."""
     tasks: tuple[str, ...] = ()
-    """Single tasks by name, beside those of the benchmarks."""
+    """Single tasks by name, in addition to those of the benchmarks."""
     protocol: ProtocolChanges = ProtocolChanges()
-    """Changes to the protocols of all tasks; none: as the papers have them."""
+    """Changes to the protocols of all tasks; empty: the papers' protocols."""
     from_mnli: bool = True
-    """RTE, STS-B and MRPC start from the model that was finetuned on MNLI (section 5.1), which is
-    then made also where it was not asked for. False: from the backbone."""
+    """Start RTE, STS-B and MRPC from the model finetuned on MNLI (section 5.1), which is also made
+    if it was not requested. False: from the backbone.
+    """
     precision: DtypeSetting = "auto"
-    """Number type of activations (autocast); weights and AdamW's state are float32 in any case."""
+    """Number type of activations (autocast); weights and AdamW's state are always float32."""
     head_dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Dropout before the classifier of a NomicBert, whose encoder has none. Families of
     transformers have theirs in their configuration."""
@@ -127,5 +128,5 @@ class BackboneRun(Document):
         return self
 
     def identity(self, write: Callable[[str], str] | None = None) -> dict[str, Any]:
-        """Everything but where it runs; results are filed under the name."""
+        """All settings except the placement; results are filed under the name."""
         return self.model_dump(mode="json", exclude={"placement"})

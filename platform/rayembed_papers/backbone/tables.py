@@ -1,4 +1,4 @@
-"""Scores of a backbone beside the paper's tables, as Markdown and CSV."""
+"""Scores of a backbone next to the paper's tables, as Markdown and CSV."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ class PrintedScore:
     """The row's label."""
     benchmark: str
     task: str
-    """Our name of the task; empty: the average."""
+    """rayembed's name of the task; empty: the average."""
     metric: str
-    """Metric as the table prints it; empty where it prints none."""
+    """Metric as printed in the table; empty if there is none."""
     score: float
     """Score in percent."""
 
@@ -41,7 +41,7 @@ def printed_models(benchmark: str) -> tuple[str, ...]:
 
 
 def printed_score(model: str, benchmark: str, task: str) -> float:
-    """Printed score in percent; the table's average where `task` is empty."""
+    """Printed score in percent; the table's average if `task` is empty."""
     (cell,) = (c for c in printed() if (c.model, c.benchmark, c.task) == (model, benchmark, task))
     return cell.score
 
@@ -55,7 +55,7 @@ _MEAN = "Mean of these"
 
 
 def comparison(benchmark: str, summaries: Sequence[Summary], name: str) -> Table:
-    """Scores in percent, a row a model: the paper's, then the backbone with its best setting
+    """Scores in percent, a row for each model: the paper's, then the backbone with its best setting
     (median over the seeds) and the median of all its trials. The last column is the mean of the
     tasks shown, for the paper's rows too.
     """
@@ -102,7 +102,9 @@ def markdown(benchmark: str, summaries: Sequence[Summary], name: str) -> str:
 
 
 def scores_csv(summaries: Sequence[Summary]) -> str:
-    """A line a task, subset and metric: what the seeds of the best setting have, from -1 to 1."""
+    """A line for each task, subset and metric: results of the best setting's
+    seeds, from -1 to 1.
+    """
     rows = []
     for summary in summaries:
         task = summary.task

@@ -1,4 +1,4 @@
-"""Parts of a finetuning on a public data set: rows, kind, protocol, what is scored."""
+"""Description of a finetuning on a public data set: rows, kind, protocol, scored tasks."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -8,8 +8,7 @@ from rayembed.config.document import fingerprint
 from rayembed_papers.backbone.settings import FinetuneProtocol
 
 PARQUET = "refs/convert/parquet"
-"""The hub's branch with a Parquet copy of a data set, whatever its own files are:
-`<configuration>/<split>/*.parquet`."""
+"""The hub's branch with a Parquet copy of a data set: `<configuration>/<split>/*.parquet`."""
 
 Kind = Literal["classes", "score", "choices", "tags", "spans", "retrieval"]
 """Kinds of tasks by what a model learns to tell, with the columns of rows in their order:
@@ -38,11 +37,11 @@ class TaskRows:
     """Columns in the order of the kind."""
     revision: str = PARQUET
     where: tuple[str, str] | None = None
-    """A column and how its texts begin; rows that begin otherwise are left out."""
+    """A column and the prefix of its texts; other rows are left out."""
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Names of all columns that are read."""
+        """Names of all columns to read."""
         return (*self.columns, self.where[0]) if self.where else self.columns
 
 
@@ -58,20 +57,20 @@ class ScoredRows:
 
 @dataclass(frozen=True)
 class Finetuning:
-    """A model made of a backbone, and what it is scored on."""
+    """A model finetuned from a backbone, and the tasks that it is scored on."""
 
     name: str
     kind: Kind
     train: TaskRows
     protocol: FinetuneProtocol
     scored: tuple[ScoredRows, ...]
-    """The first chooses among trials of a model that others start from."""
+    """Scored tasks; the first one selects among trials of a model that others start from."""
     labels: tuple[str, ...] = ()
     """Names of classes or tags, in the order of their numbers."""
     first_label: int = 0
     """The number of the first class in the data."""
     start: str | None = None
-    """The finetuning whose best model it starts from; None: the backbone."""
+    """The finetuning whose best model it starts from; None: it starts from the backbone."""
     template: str = "{premise} {question}"
     """Template of the first text of `choices`; the second is the choice."""
 
@@ -93,18 +92,20 @@ class Finetuning:
 
     @property
     def all_rows(self) -> tuple[TaskRows, ...]:
-        """Rows that it reads, those for training first."""
+        """All rows that it reads, training rows first."""
         return (self.train, *(scored.rows for scored in self.scored))
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of what decides scores beside the grid, the backbone and the data."""
+        """Fingerprint of all that affects scores, except grid, backbone and data."""
         values: dict[str, Any] = asdict(replace(self, protocol=None))  # type: ignore[arg-type]
         grid = {"learning_rates", "batch_sizes", "seeds"}
         return fingerprint([values, self.protocol.model_dump(mode="json", exclude=grid)])
 
     def only(self, tasks: Iterable[str]) -> "Finetuning":
-        """The same, scored on these tasks alone, or on its first where it has none of them."""
+        """The finetuning scored on these tasks only, or on its first task if it has
+        none of them.
+        """
         wanted = set(tasks)
         kept = tuple(scored for scored in self.scored if scored.task in wanted)
         first = tuple(s for s in self.scored if s.task == self.scored[0].task)
@@ -120,6 +121,6 @@ class Task:
     finetuning: str
     """Name of the finetuning that is scored on it."""
     metric: str
-    """The one that stands in the table."""
+    """The metric in the table."""
     subsets: tuple[str, ...] = ()
-    """Subsets of which the table has the mean; empty for all."""
+    """Subsets that the table averages; empty for all."""

@@ -1,4 +1,4 @@
-"""Tokens of inputs, kept small, and padded into batches."""
+"""Tokens of inputs in compact form, and their padding into batches."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +13,9 @@ from rayembed.models.tokens import padded
 from rayembed_papers.backbone.heads import family_of
 
 Feature = dict[str, Any]
-"""An input: `input_ids` and, where the encoder has several, `token_type_ids`, as numpy arrays of
-(T,), with labels beside them."""
+"""An input: `input_ids` and, if the encoder has several types, `token_type_ids`, as numpy arrays of
+(T,), with labels.
+"""
 
 _FILES = (
     "tokenizer.json",
@@ -24,17 +25,17 @@ _FILES = (
     "spiece.model",
     "tokenizer.model",
 )
-"""Files of which a tokenizer has at least one."""
+"""Files of a tokenizer; at least one must exist."""
 
 _SPLIT_WORDS_NEED_SPACE = ("roberta", "gpt2", "bloom")
-"""Families whose tokenizers take words that stand apart only when told to put a space before."""
+"""Families whose tokenizers need an option to accept separate words: a space before each."""
 
 
 class BackboneTokenizer:
-    """The tokenizer of a folder, cut to a length."""
+    """The tokenizer of a folder, with a maximum length."""
 
     def __init__(self, folder: Path, max_length: int) -> None:
-        """Raises ArtifactError: no fast tokenizer there, or one without a padding token."""
+        """Load the tokenizer."""
         import transformers
 
         settings = read_json(folder / "config.json")
@@ -70,13 +71,13 @@ class BackboneTokenizer:
         return self.features(encoded)
 
     def encode(self, first: Any, second: Any = None, **options: Any) -> Any:
-        """Encoding by transformers, with all the options of its tokenizers."""
+        """Encode by transformers, with all the options of its tokenizers."""
         length = options.pop("max_length", None) or self.max_length
         types = {"return_token_type_ids": len(self._names) > 1, "return_attention_mask": False}
         return self.pretrained(first, second, max_length=length, **types, **options)
 
     def features(self, encoded: Any) -> list[Feature]:
-        """Inputs of what `encode` gave."""
+        """Inputs from an encoding by `encode`."""
         columns = [encoded[name] for name in self._names]
         return [
             {n: np.asarray(v, dtype=np.int32) for n, v in zip(self._names, values, strict=True)}

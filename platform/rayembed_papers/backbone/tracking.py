@@ -1,4 +1,4 @@
-"""An evaluation of a backbone in MLflow: scores by task, averages, tables."""
+"""Log the evaluation of a backbone to MLflow: scores by task, averages, tables."""
 
 import hashlib
 from statistics import fmean
@@ -14,7 +14,7 @@ from rayembed_papers.backbone.evaluation import BackboneScores
 
 
 def track(scores: BackboneScores, tracking_uri: str) -> bool:
-    """Whether MLflow has all of the evaluation now.
+    """Log the evaluation; return whether MLflow has received all of it.
 
     A backbone evaluated with the same settings is one MLflow run, however often it is submitted.
 

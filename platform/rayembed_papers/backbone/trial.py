@@ -1,4 +1,4 @@
-"""A trial: one backbone finetuned with one rate, batch and seed, and scored."""
+"""A trial: one backbone finetuned with one learning rate, batch size and seed, and scored."""
 
 import json
 import math
@@ -43,7 +43,7 @@ class Backbone:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of what decides scores."""
+        """Fingerprint of all that affects scores."""
         return fingerprint([self.weights, self.precision, self.head_dropout])
 
 
@@ -58,13 +58,13 @@ class Trial:
     folder: str
     """Folder of the backbone's results, in storage."""
     keeps_model: bool = False
-    """Whether others start from its model."""
+    """Whether other trials start from its model."""
     start: "Trial | None" = None
-    """The trial whose model it starts from; None: the backbone."""
+    """The trial whose model it starts from; None: it starts from the backbone."""
 
     @cached_property
     def key(self) -> str:
-        """Names the trial; another where anything differs that decides its scores."""
+        """Name of the trial, unique for all settings that affect its scores."""
         data = [self.data[rows].version for rows in self.finetuning.all_rows]
         start = None if self.start is None else self.start.key
         decides = fingerprint(
@@ -76,12 +76,12 @@ class Trial:
 
     @property
     def result_path(self) -> str:
-        """Path of the result's JSON file, which appears when all is done."""
+        """Path of the result's JSON file, written when the trial is finished."""
         return join(self.folder, "trials", f"{self.key}.json")
 
     @property
     def model_path(self) -> str:
-        """Path of the finetuned model, where it is kept."""
+        """Path of the finetuned model, if it is kept."""
         return join(self.folder, "models", self.key)
 
 
@@ -138,7 +138,7 @@ def run_trial(trial: Trial, *, use_gpu: bool, predict_batch: int) -> None:
 
 
 def _scores(trial: Trial, work: TaskWork, predict: Predict) -> Scores:
-    """Scores of all tasks; empty where the model's outputs are not finite."""
+    """Scores of all tasks; empty if the model's outputs are not finite."""
     one, scores = trial.finetuning, {}
     for task in one.tasks:
         rows = {s.subset: load(trial.data[s.rows]) for s in one.scored if s.task == task}

@@ -1,4 +1,4 @@
-"""XTREME-R's tasks of Nomic Embed v2 (section 5.2, Table 4), learnt in English alone.
+"""XTREME-R's tasks of Nomic Embed v2 (section 5.2, Table 4), trained on English data only.
 
 Data sets, lengths, epochs and rates are those of the pipeline that the paper used,
 github.com/izhx/nlu-evals. Some of them are not XTREME-R's own: LAReQA finds whole contexts of
@@ -17,7 +17,7 @@ BENCHMARK = "xtreme-r"
 LEFT_OUT = {
     "Mewsli-X": "its test mentions have no Parquet copy on the hub",
 }
-"""Tasks of Table 4 that cannot be had, and why."""
+"""Tasks of Table 4 whose data are not available, with the reason."""
 
 _PLAIN = FinetuneProtocol(
     epochs=3,
@@ -31,7 +31,7 @@ _PLAIN = FinetuneProtocol(
     adam_betas=(0.9, 0.999),
     adam_epsilon=1e-8,
 )
-"""transformers' defaults, of which most tasks change something."""
+"""Protocol with transformers' defaults; most tasks change some of them."""
 
 
 def _protocol(**changes: object) -> FinetuneProtocol:
@@ -94,7 +94,7 @@ def _tydiqa(split: str, language: str) -> TaskRows:
 def _each(
     task: str, languages: Sequence[str], repository: str, path: str, columns: tuple[str, ...]
 ) -> tuple[ScoredRows, ...]:
-    """Rows of each language; its code stands in the path for the braces."""
+    """Rows of each language; the language code replaces the braces in the path."""
     return tuple(
         ScoredRows(task, code, TaskRows(repository, f"{path.format(code)}/*.parquet", columns))
         for code in languages
@@ -201,4 +201,4 @@ TASKS = (
 )
 
 STEPS_ON_THE_WAY = (Task("SIQa", "", "SIQa", "accuracy"),)
-"""Models that only others start from have a score, too: it chooses the best of several."""
+"""Intermediate models that others start from; their score selects the best of several trials."""

@@ -1,4 +1,4 @@
-"""The job of NV-Embed's Tables 6 to 8 at a small size: seeds, tables, and how long is left."""
+"""The job for NV-Embed's Tables 6 to 8 at a small size: seeds, tables, and the remaining time."""
 
 import argparse
 import logging

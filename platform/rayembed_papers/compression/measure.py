@@ -1,4 +1,4 @@
-"""Measurement of NV-Embed's Tables 6 to 8: each seed on its own, each step once."""
+"""Measure NV-Embed's Tables 6 to 8: each seed separately, each step once."""
 
 import statistics
 import time
@@ -16,13 +16,14 @@ STRUCTURES = ("2:4", "4:8", "unstructured")
 
 @dataclass(frozen=True)
 class MeasuredCell:
-    """What a score is of."""
+    """Model and structure of one measured score."""
 
     method: str
     structure: str
     recovery: str = ""
-    """`labels`, `distilled` or none; quantised models are those distilled after pruning by
-    SparseGPT."""
+    """`labels`, `distilled` or none; quantised models were pruned by SparseGPT and distilled
+    before.
+    """
 
 
 BASE = MeasuredCell("none", "")
@@ -31,7 +32,7 @@ BASE = MeasuredCell("none", "")
 def measure(
     seed: int, *, layers: int, steps: int, storage: str
 ) -> Iterator[tuple[MeasuredCell, float, float]]:
-    """Each cell with its score and the seconds that it took; what is there already is read.
+    """Each cell with its score and the seconds it took; existing results are read.
 
     Raises:
         RayembedError: a step cannot be done; the same call goes on there.

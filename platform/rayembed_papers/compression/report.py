@@ -1,4 +1,4 @@
-"""Tables of the measurement beside the paper's, and which directions hold here."""
+"""Tables of the measurement next to the paper's, and verdicts on the paper's directions."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ Model = tuple[str, str]
 """Method and recovery of a cell."""
 
 _NOTHING = 0.005
-"""Loss that counts as none: half a point of a hundred."""
+"""Largest loss that counts as no loss: half a percentage point."""
 
 _TABLES: Mapping[Model, Sequence[float]] = {
     # Table 6, rows `Pruning`.
@@ -44,13 +44,13 @@ PRINTED: Mapping[MeasuredCell, float] = {
 
 @dataclass(frozen=True)
 class Ordering:
-    """A direction that is asked for: one model scores at least what another does."""
+    """A claim to check: one model scores at least as high as another."""
 
     asked: str
     pairs: Sequence[tuple[Model, Model]]
-    """The models that may be ahead, and those that they are compared with."""
+    """Pairs of a model claimed to be better and the model that it is compared with."""
     loses_nothing: bool = False
-    """Whether it is asked that at most half a point of a hundred is lost."""
+    """Whether the claim is a loss of at most half a percentage point."""
 
 
 def _by_method(better: str, worse: str) -> list[tuple[Model, Model]]:
@@ -72,9 +72,8 @@ ORDERINGS = (
     Ordering("INT8 loses nothing", [(("gptq", ""), _DISTILLED)], loses_nothing=True),
     Ordering("FP8 loses nothing", [(("fp8", ""), _DISTILLED)], loses_nothing=True),
 )
-"""What appendix A's Tables 6 to 8 are about. Of magnitude and Wanda it says that they are
-comparable, and its distilled models are of SparseGPT alone: what is asked beyond that it does not
-claim.
+"""Claims of appendix A's Tables 6 to 8. Of magnitude and Wanda it says that they are comparable,
+and its distilled models are of SparseGPT alone: what is asked beyond that it does not claim.
 """
 
 
@@ -105,8 +104,8 @@ def _cell(scores: Scores, cell: MeasuredCell) -> str:
 
 
 def ordering_table(scores: Scores) -> Table:
-    """Each direction with the paper's difference in points of a hundred, and ours by seed, with its
-    95 % interval and verdict.
+    """Each claim with the paper's difference in percentage points, and the measured differences by
+    seed with 95 % interval and verdict.
     """
     rows = []
     for ordering in ORDERINGS:
@@ -121,7 +120,7 @@ def ordering_table(scores: Scores) -> Table:
 
 
 def _apart(ordering: Ordering, scores: Mapping[MeasuredCell, float]) -> list[float]:
-    """Differences of models and structures, of those that have both scores."""
+    """Differences between models for structures with both scores."""
     pairs = [
         [MeasuredCell(method, structure, recovery) for method, recovery in pair]
         for pair in ordering.pairs
@@ -131,7 +130,7 @@ def _apart(ordering: Ordering, scores: Mapping[MeasuredCell, float]) -> list[flo
 
 
 def _judged(differences: Sequence[float], loses_nothing: bool) -> tuple[str, str]:
-    """Difference with its interval and seeds above 0, and whether the direction holds."""
+    """Difference with its interval, number of seeds above 0, and whether the claim holds."""
     if not differences:
         return "", "not measured"
     found = difference(differences)

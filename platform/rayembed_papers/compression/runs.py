@@ -1,4 +1,4 @@
-"""The runs of the small measurement: a base, its recoveries, and what is compressed."""
+"""The runs of the small measurement: a base model, its recoveries, and compressions."""
 
 from rayembed.api.calls import assignments_of
 from rayembed.config.evaluation import ModelUnderTest
@@ -17,14 +17,16 @@ from rayembed_extras.wikipedia_sample.references import sizes_of
 NAME = "nvembed-tables6-8-quickstart"
 
 LENGTH = 32
-"""Tokens of a text."""
+"""Maximum tokens of a text."""
 
 WEIGHT = 1.0
-"""Factor of the hidden states' errors, of which the paper names none."""
+"""Weight of the hidden states' errors; the paper does not state it."""
 
 
 def base_run(seed: int, *, layers: int, steps: int, storage: str) -> Run:
-    """The model that is compressed: first layers of all-MiniLM-L6-v2 on pairs of the sample."""
+    """The run that trains the base model: first layers of all-MiniLM-L6-v2 on
+    pairs of the sample.
+    """
     sizes = sizes_of(Wikipedia().scores(documents=1000, queries=500, max_length=LENGTH))
     assert sizes is not None
     sets = [one.model_dump(mode="json") for one in own_sets(sizes, RETRIEVAL_TASKS)]
@@ -46,7 +48,7 @@ def base_run(seed: int, *, layers: int, steps: int, storage: str) -> Run:
 
 
 def recovery_run(base: Run, pruned: str, label: str, *, steps: int, teacher: str | None) -> Run:
-    """Training of a pruned model that keeps its zeros, on other batches of the same rows.
+    """Train a pruned model that keeps its zeros, on other batches of the same rows.
 
     Args:
         pruned: the model's folder.
@@ -71,7 +73,7 @@ def recovery_run(base: Run, pruned: str, label: str, *, steps: int, teacher: str
 def compression_run(
     base: Run, model: str, ways: list[dict[str, str]], label: str
 ) -> CompressionRun:
-    """Ways to compress a model, scored as the runs are.
+    """Methods to compress a model, scored like the runs.
 
     Args:
         model: its folder.

@@ -1,1 +1,1 @@
-"""Analyses of CDE: the gain by context documents, and the difficulty of its batches."""
+"""Analyses of CDE: the gain from context documents, and the difficulty of its batches."""

@@ -1,4 +1,4 @@
-"""Analyses of contextual embeddings: from arguments to a table, a picture and a sentence."""
+"""Analyses of contextual embeddings: from arguments to a table, a plot and a sentence."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -62,7 +62,7 @@ def analyse_batches(run: Run, job: JobContext) -> None:
     # Clusters are made of the rows that the filter leaves; mining changes no pair.
     prepared = prepare_datasets(data, context, names, "filtered", sources)
     pairs = {name: sum(part.rows for part in done[-1].parts) for name, done in prepared.items()}
-    cluster_sizes, batch_sizes = asked_sizes(
+    cluster_sizes, batch_sizes = requested_sizes(
         args.cluster_sizes, args.batch_sizes, pairs, args.pairs
     )
     total: dict[int | None, dict[int, Difficulty]] = {}
@@ -105,13 +105,13 @@ def clustered_datasets(run: Run, names: str | None) -> list[DatasetConfig]:
     return found
 
 
-def asked_sizes(
+def requested_sizes(
     cluster_sizes: Sequence[int] | None,
     batch_sizes: Sequence[int] | None,
     pairs: dict[str, int],
     most: int,
 ) -> tuple[list[int], list[int]]:
-    """Sizes of clusters and of batches, rising; where none are asked for, some that fit.
+    """Ascending sizes of clusters and of batches; default sizes that fit if none are requested.
 
     Args:
         pairs: of each data set.
@@ -180,7 +180,7 @@ def analyse_sizes(run: Run, job: JobContext) -> None:
 
 
 def default_sizes(most: int) -> list[int]:
-    """0, powers of two, and all that there are."""
+    """0, powers of two, and the maximum number of documents."""
     return [0, *(2**power for power in range(most.bit_length()) if 2**power < most), most]
 
 
@@ -211,12 +211,12 @@ def analyse_topics(run: Run, job: JobContext) -> None:
 
 
 def trained_model(run: Run) -> str:
-    """Folder of the model that the run's training left."""
+    """Folder of the run's trained model."""
     return join(run.placement.storage_path, "runs", run.name, "models", run.stages[-1].name)
 
 
 def _output(run: Run, job: JobContext, analysis: str) -> str:
-    """The folder for the table and the picture."""
+    """Folder for the table and the plot."""
     return job.args.output or join(run.placement.storage_path, FOLDER, analysis)
 
 
@@ -317,7 +317,7 @@ documents; scores of each topic's texts in each topic's context."""
 def run_context_job(
     argv: Sequence[str], *, about: str | None = None, prog: str | None = None
 ) -> int:
-    """The exit code of the job that measures what CDE's batches and context do."""
+    """Exit code of the job that measures the effects of CDE's batches and context."""
     if refused := exit_code(partial(check_no_credentials, argv)):
         return refused
     epilog = "ANALYSIS --help: its options"

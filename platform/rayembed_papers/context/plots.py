@@ -1,4 +1,6 @@
-"""Pictures of what context and its batches do: the counterparts of CDE's Figures 6, 7 and 16."""
+"""Plots of the effects of context and its batches: the counterparts of CDE's
+Figures 6, 7 and 16.
+"""
 
 from collections.abc import Mapping
 from statistics import fmean, stdev
@@ -17,7 +19,7 @@ Difficulties = Mapping[int | None, Mapping[int, Difficulty]]
 
 _LINES = COLOURS[2:]
 _FAR = 0.05
-"""Distance below the best at which a score is drawn as white."""
+"""Distance below the best score at which a score is drawn white."""
 _SMALL_TICKS = 8
 
 

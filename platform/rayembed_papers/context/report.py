@@ -1,4 +1,4 @@
-"""The report of an analysis of context: a table, a picture, and a sentence of what they show."""
+"""The report of an analysis of context: a table, a plot, and a sentence that sums them up."""
 
 from dataclasses import dataclass
 from statistics import fmean
@@ -31,18 +31,19 @@ _TOPIC = "texts of"
 
 @dataclass(frozen=True)
 class Report:
-    """Table, picture and sentence of an analysis."""
+    """Table, plot and sentence of an analysis."""
 
     table: Table
     markdown: str
     csv: str
     png: bytes
     sentence: str
-    """The table's finding in a sentence with figures."""
+    """A sentence with the main result in numbers."""
 
 
 def deliver(report: Report, folder: str, out: TextIO) -> None:
-    """Write `table.md`, `table.csv` and `plot.png`; print the table, the places, the sentence.
+    """Write `table.md`, `table.csv` and `plot.png`; print the table, the file paths and the
+    sentence.
 
     Raises:
         StorageError: the folder cannot be written.

@@ -1,4 +1,4 @@
-"""A contextual model's scores with fewer context documents than it takes (Figure 16).
+"""Scores of a contextual model with fewer context documents than its maximum (Figure 16).
 
 "Because the model includes an optional null token, we can supply any number of contextual inputs"
 (arXiv 2410.02525, section 10.5): the null token stands where documents are missing.
@@ -42,7 +42,7 @@ def scores_by_size(
     tasks: Sequence[str] = RETRIEVAL_TASKS,
     device: str = "cpu",
 ) -> SizeScores:
-    """Scores of a saved model with so many documents of each task's corpus as context.
+    """Scores of a saved model with given numbers of each task's documents as context.
 
     The documents of a draw are the first ones of a larger size's draw by the same seed; the first
     draw is that of every evaluation. Without documents there is one draw. Results are kept
@@ -85,7 +85,8 @@ def scores_by_size(
 
 
 def contextual_folder(reference: str) -> tuple[Path, int]:
-    """The folder of a saved model that takes context, and how many documents; no weights are read.
+    """The folder of a saved contextual model and its number of context documents, without reading
+    weights.
 
     Raises:
         AssetError, ArtifactError: the reference leads to no model, or to one without context.
@@ -107,7 +108,7 @@ def load_contextual(folder: Path, device: str) -> CDE:
 
 
 def tasks_of(run: Run, names: Sequence[str]) -> list[OwnTask]:
-    """The run's own sets for retrieval of these names, in its order.
+    """The run's own retrieval sets of these names, in order.
 
     Raises:
         ConfigError: the run has no such set.
@@ -130,7 +131,7 @@ def tasks_of(run: Run, names: Sequence[str]) -> list[OwnTask]:
 
 
 def documents_of(task: OwnTask) -> list[str]:
-    """The documents of a set for retrieval, as a model reads them.
+    """The documents of a retrieval set, as a model reads them.
 
     Raises:
         DataError: there is no such set.
@@ -142,7 +143,7 @@ def documents_of(task: OwnTask) -> list[str]:
 
 
 def check_sizes(sizes: Sequence[int], places: int, tasks: Sequence[OwnTask]) -> None:
-    """Return when the model has places, and every task has documents, for each of the sizes.
+    """Check that the model supports each size and that every task has enough documents.
 
     Raises:
         ConfigError: it has not; says how many there are.

@@ -34,13 +34,13 @@ logger = logging.getLogger(__name__)
 
 EVERY_TOPIC = "all topics"
 NO_CONTEXT = "no context"
-"""Contexts beside those of one topic: documents of all of them, and the null token."""
+"""Contexts other than a single topic: documents of all topics, and the null token."""
 
 NEAR = 0.01
-"""Distance below the best of its row within which a score is marked, as in the paper."""
+"""Distance below the best score of a row within which a score is marked, as in the paper."""
 
 MIN_DOCUMENTS = 20
-"""Least documents of a topic that is scored; fewer tell nothing."""
+"""Minimum documents of a scored topic; fewer are not meaningful."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,16 @@ class TopicScores:
 
     task: str
     scores: Mapping[str, Mapping[str, tuple[float, ...]]]
-    """Topic that is scored → context → score with each draw of its documents."""
+    """Scored topic → context → score with each draw of its documents."""
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Topics that are scored, each of which is a context too."""
+        """Scored topics; each is also a context."""
         return tuple(self.scores)
 
     @property
     def contexts(self) -> tuple[str, ...]:
-        """The topics, documents of all of them, none."""
+        """The topics, documents of all topics, and no context."""
         return (*self.topics, EVERY_TOPIC, NO_CONTEXT)
 
     def mean(self, topic: str, context: str) -> float:
@@ -70,7 +70,7 @@ class TopicScores:
         return max(self.mean(topic, context) for context in self.contexts)
 
     def near_best(self, topic: str, context: str) -> bool:
-        """Whether the mean comes within one point of the best of its topic."""
+        """Whether the mean is within one percentage point of the topic's best."""
         return self.mean(topic, context) >= self.best(topic) - NEAR
 
     def mean_of(self, context: str) -> float:
@@ -84,7 +84,7 @@ class TopicScores:
 
     @property
     def mean_of_others(self) -> float:
-        """Mean over all topics in the context of each other one."""
+        """Mean over all topics, each in the context of each other topic."""
         return fmean(self.mean(t, c) for t in self.topics for c in self.topics if t != c)
 
 
@@ -151,7 +151,7 @@ def topic_scores(
 
 
 def topic_tasks(run: Run, task: str) -> dict[str, OwnTask]:
-    """Topic → a retrieval task over its held-out articles alone.
+    """Topic → a retrieval task with only its held-out articles.
 
     Raises:
         ConfigError: no such retrieval task, or no source.
@@ -185,7 +185,7 @@ def topic_tasks(run: Run, task: str) -> dict[str, OwnTask]:
 def _contexts(
     tasks: Mapping[str, OwnTask], places: int, seed: int, draws: int
 ) -> Iterator[tuple[str, DrawnContext]]:
-    """Label and documents of each context, as often as it is drawn; of none there is one."""
+    """Label and documents of each context for every draw; the empty context has one draw."""
     documents: dict[str, Sequence[str]] = {
         topic: documents_of(factory) for topic, factory in tasks.items()
     }

@@ -1,1 +1,1 @@
-"""The papers' claims of what is better than what, measured again at a small size."""
+"""Measure the papers' claims about better methods again at a small size."""

@@ -1,4 +1,4 @@
-"""The claims: a run that a paper finds better than another, with its table and figures."""
+"""The claims: a run that a paper finds better than another, with its table and scores."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,25 +27,28 @@ from rayembed_papers.tables.encoder_rows import plain, random_batches
 MakeRun = Callable[[], Run]
 
 NOTHING = 0.005
-"""Loss that counts as none, where a paper says that something costs nothing: half a point of a
-hundred."""
+"""Largest loss that counts as no loss when a paper claims that a method costs nothing: half a
+percentage point.
+"""
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """A file that a run reads beside the sample, made once in a storage before the first seed."""
+    """A file that a run reads in addition to the sample, made once in a storage before the first
+    seed.
+    """
 
     file: str
     """Path below the storage."""
     seconds_left: Callable[[str], float]
-    """Expected seconds of making it in the storage of this path; 0: it is there."""
+    """Expected seconds to make it in the storage of this path; 0: it exists."""
     make: Callable[[str], None]
-    """Makes it in the storage of this path, unless it is there."""
+    """Make it in the storage of this path, unless it exists."""
 
 
 @dataclass(frozen=True)
 class Direction:
-    """What a paper finds better than what."""
+    """A claim of a paper that one method is better than another."""
 
     key: str
     claim: str
@@ -54,20 +57,20 @@ class Direction:
     better: MakeRun
     worse: MakeRun
     printed: float | None = None
-    """The paper's difference, of 100; None: it prints no number of both."""
+    """The paper's difference in percentage points; None: it does not print both scores."""
     tasks: Sequence[str] = RETRIEVAL_TASKS
     """Tasks of the sample whose mean score is compared."""
     costs_nothing: bool = False
     """Whether the claim is that the first run loses nothing to the second."""
     causes: tuple[Cause, ...] = ()
     preparation: Preparation | None = None
-    """Of what `better` reads; None: the sample is all."""
+    """Preparation that `better` needs; None: the sample is enough."""
     note: str = ""
-    """What a reader of the difference must know beside it."""
+    """Note on the difference for the reader."""
 
 
 _EXAMPLE_TOKENS = 160
-"""Room for in-context examples before a query."""
+"""Tokens reserved for in-context examples before a query."""
 
 _EXAMPLES = {
     **ablations.EXAMPLES,
@@ -107,13 +110,13 @@ def _direction(row: dict[str, str]) -> Direction:
 
 
 def _run(told: str) -> Run:
-    """A run of `_RUNS` by its name, with the assignments that follow it."""
+    """A run of `_RUNS` by its name, changed by the assignments that follow the name."""
     name, *assignments = told.split("; ")
     return override(_RUNS[name](), assignments)
 
 
 def get_directions(keys: Sequence[str]) -> tuple[Direction, ...]:
-    """The claims of these keys; all where none is named.
+    """The claims with these keys; all if no key is given.
 
     Raises:
         ConfigError: no such key; the message names the nearest one.
@@ -126,7 +129,7 @@ def get_directions(keys: Sequence[str]) -> tuple[Direction, ...]:
 
 
 def followed_up(direction: Direction, cause: Cause) -> Direction:
-    """The same claim of runs in which the cause would not act."""
+    """The same claim with runs that exclude a likely cause of its reversal."""
     return replace(
         direction,
         key=f"{direction.key}, {cause.name}",
@@ -139,7 +142,7 @@ def followed_up(direction: Direction, cause: Cause) -> Direction:
 
 def on_a_gpu(direction: Direction) -> Direction:
     """The same claim at a larger size: all layers of the backbones, all pairs of the sample, five
-    times the steps, a GPU.
+    times the steps, on a GPU.
     """
 
     def larger(make: MakeRun) -> MakeRun:
@@ -178,13 +181,13 @@ def _random(run: Run) -> Run:
 
 
 def _mined(number: int) -> Run:
-    """The bi-encoder with as many mined negatives."""
+    """The bi-encoder with the same number of mined negatives."""
     batch = f"stages.finetune.batch.num_negatives={number}"
     return override(encoder_small(), [batch, *of_pairs(f"mining.num_negatives={number}")])
 
 
 def _unmined(*more: str) -> Run:
-    """The bi-encoder with in-batch negatives alone."""
+    """The bi-encoder with only in-batch negatives."""
     batch = "stages.finetune.batch.num_negatives=0"
     return override(encoder_small(), [batch, *of_pairs("mining=null"), *more])
 
@@ -241,4 +244,4 @@ _RUNS: Mapping[str, MakeRun] = {
         _with_examples(), "last-token-with-examples"
     ),
 }
-"""Runs that claims compare, by the names in `claims.csv`."""
+"""Runs compared in claims, by their names in `claims.csv`."""

@@ -1,4 +1,4 @@
-"""Likely causes why a claim of a paper is reversed at a small size."""
+"""Likely causes of the reversal of a paper's claim at a small size."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from rayembed.config.run import Run
 
 @dataclass(frozen=True)
 class Cause:
-    """A likely cause why a direction is reversed at a small size, and what would show it."""
+    """A likely cause of a claim's reversal at a small size, and the change that would show it."""
 
     name: str
     change: Callable[[Run], Run]
-    """Made of both runs."""
+    """Change applied to both runs."""
 
 
 def with_steps(factor: int, run: Run) -> Run:
-    """The run with as many times its steps, and with them those that its learning rate falls in."""
+    """The run with more steps by a factor, including the steps in which its learning rate falls."""
     changes = [f"stages.{s.name}.steps={factor * s.steps}" for s in run.stages]
     for stage in run.stages:
         decay_steps = getattr(stage.optimizer, "decay_steps", None)

@@ -1,4 +1,4 @@
-"""Answers of a small chat model in this process, on its CPU cores.
+"""Generate answers of a small chat model in this process, on its CPU cores.
 
 Prompts that begin alike, with the same instructions and examples, share the states of that
 beginning.
@@ -32,7 +32,7 @@ def answers_of(
     batch_size: int,
     stop: str,
 ) -> Iterator[tuple[int, str]]:
-    """Place of a conversation and the likeliest answer to it, token by token, in float32.
+    """Index of each conversation with its most likely answer, decoded greedily in float32.
 
     Those with prompts of like length are answered together, so that the order is not theirs. The
     same batches give the same answers on the same kind of CPU.
@@ -76,7 +76,7 @@ def _continued(
     ends: list[int],
     new_tokens: int,
 ) -> Tensor:
-    """The likeliest tokens after those of each row, (B, at most `new_tokens`), filled with an end.
+    """Greedy continuations of each row, (B, at most `new_tokens`), padded with an end token.
 
     Args:
         beginning: states of the `shared` first tokens of every row.
@@ -99,7 +99,7 @@ def _continued(
 
 
 def _shared(rows: Sequence[list[int]]) -> int:
-    """Number of tokens that all rows begin with; each keeps one of its own, which is read last."""
+    """Number of leading tokens that all rows share; each row keeps its last token."""
     pairs = zip(min(rows), max(rows), strict=False)
     alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     return min(alike, min(map(len, rows)) - 1)
@@ -122,7 +122,7 @@ def _load(folder: Path) -> Any:
 
 @torch.inference_mode()
 def _states(model: Any, beginning: Sequence[int]) -> transformers.DynamicCache:
-    """Keys and values of the tokens that all prompts begin with, of one row."""
+    """Keys and values of the tokens that all prompts share, computed for one row."""
     states = transformers.DynamicCache(config=model.config)
     if beginning:
         model.base_model(input_ids=torch.tensor([beginning]), past_key_values=states)

@@ -1,4 +1,4 @@
-"""The job that measures the papers' claims: as many as fit the time, the rest the next time."""
+"""The job that measures the papers' claims, as many as fit the time; the next call continues."""
 
 import argparse
 import logging
@@ -49,7 +49,7 @@ def _measure(args: argparse.Namespace, context: JobContext) -> None:
 
 
 def _asked(args: argparse.Namespace) -> "Sequence[Direction]":
-    """The claims of the arguments, at their size."""
+    """The selected claims, at the selected size."""
     return [one for one in _all(args) if _is_asked(args, one)]
 
 
@@ -70,7 +70,7 @@ def _measured(
     until: float | None,
     failed: "dict[str, RayembedError]",
 ) -> int:
-    """Measure runs; how many are left, as they do not fit the time.
+    """Measure runs; return the number of runs that do not fit the time.
 
     Args:
         failed: takes the errors of those that cannot be measured, by their names.
@@ -107,7 +107,7 @@ def _findings(
 
 
 def _followed_up(found: "Sequence[Finding]") -> "list[Direction]":
-    """The claims that are reversed, each in runs where one of its likely causes does not act."""
+    """The reversed claims, each with runs that exclude one of its likely causes."""
     from rayembed_papers.directions.catalogue import followed_up
 
     turned = [one.direction for one in found if one.verdict == "reversed"]
@@ -115,8 +115,8 @@ def _followed_up(found: "Sequence[Finding]") -> "list[Direction]":
 
 
 def _report(args: argparse.Namespace, results: "Results", context: JobContext) -> str:
-    """Print the tables of the asked claims; write those of all, and the plot, to storage and
-    MLflow. The path of the tables.
+    """Print the tables of the selected claims; write those of all claims, and the plot, to storage
+    and MLflow. The path of the tables.
     """
     from rayembed_papers.directions.report import findings_plot, findings_table, notes_of
 
@@ -150,7 +150,7 @@ def _text(tables: Sequence[Table]) -> str:
 
 
 def _track(name: str, files: Sequence[Path], found: "Sequence[Finding]", storage: str) -> None:
-    """Give the report to MLflow, which is told alone if it is away."""
+    """Log the report to MLflow; print a message if MLflow does not answer."""
     from rayembed.config.document import fingerprint
     from rayembed.errors import TrackingError
     from rayembed.registry.tracking import Tracker

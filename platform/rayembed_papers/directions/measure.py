@@ -1,4 +1,4 @@
-"""Runs of the claims: each once for a seed, its scores kept in a file of its own."""
+"""Runs of the claims: each is measured once for a seed, and its scores are kept in a file."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ FOLDER = "papers/directions"
 """Folder in storage of the results."""
 
 _UNKNOWN_SECONDS = 600.0
-"""Taken for runs whose time nothing tells."""
+"""Assumed seconds of runs without an estimate."""
 
 
 @dataclass(frozen=True)
@@ -41,61 +41,62 @@ class ClaimTask:
     """Key of the claim, without what a follow-up changes."""
     run: Run
     seeds: int
-    """How many were asked for."""
+    """Number of requested seeds."""
     seconds: float
-    """Expected, without those of the preparation."""
+    """Expected seconds, without the preparation."""
     preparation: Preparation | None = None
-    """What is made first; None: nothing is."""
+    """Preparation before the run; None: nothing to prepare."""
 
     @property
     def command(self) -> str:
-        """Measures the run in an empty storage, with others of its claim."""
+        """Command that measures the run in an empty storage, with others of its claim."""
         asked = f"--only {self.claim} --seeds {self.seeds}"
         asked += " --on-a-gpu" if self.run.placement.use_gpu is True else ""
         return f"rayembed papers-directions {asked}"
 
     def seconds_in(self, storage: str) -> float:
-        """Expected seconds, with those of what is not yet made in the storage of this path."""
+        """Expected seconds, including the preparation if the storage of this path lacks it."""
         made = self.preparation
         return self.seconds + (0.0 if made is None else made.seconds_left(storage))
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """Scores of a run, and where they come from."""
+    """Scores of a run, and the machine that measured them."""
 
     scores: Mapping[str, float]
     """Main score by task."""
     machine: str
-    """Name of the GPU, else the CPU with its cores."""
+    """Name of the GPU, or the CPU with its number of cores."""
     bfloat16: bool
-    """Whether teachers worked in bfloat16."""
+    """Whether teachers ran in bfloat16."""
     torch: str
     """Version of torch."""
 
     @classmethod
-    def told(cls, kept: Mapping[str, Any]) -> "MeasuredRun":
-        """Of the content of a result's file."""
+    def parse(cls, kept: Mapping[str, Any]) -> "MeasuredRun":
+        """Parse the content of a result file."""
         scores = {name: float(score) for name, score in kept["scores"].items()}
         torch_version = str(kept["provenance"]["packages"]["torch"])
         return cls(scores, str(kept["machine"]), bool(kept["bfloat16"]), torch_version)
 
     def like(self, other: "MeasuredRun") -> bool:
-        """Whether both come from one kind of machine and one torch: rounding alone moves a score by
-        as much as seeds differ. Threads are those of the run's settings, and the machine's cores.
+        """Whether both come from the same kind of machine and version of torch: rounding alone
+        changes a score by as much as a seed. Threads are those of the run's settings, and the
+        machine's cores.
         """
         return replace(self, scores={}) == replace(other, scores={})
 
 
 @dataclass
 class Results:
-    """What was measured, in storage, by the runs' names."""
+    """Results in storage by the runs' names."""
 
     storage: str
     kept: dict[str, "MeasuredRun"] = field(default_factory=dict)
 
     def of(self, run: Run) -> "MeasuredRun | None":
-        """What was measured of a run; None: nothing yet.
+        """Result of a run; None if it is not measured yet.
 
         Raises:
             ArtifactError: its file is damaged.
@@ -105,7 +106,7 @@ class Results:
             if not exists(path):
                 return None
             try:
-                self.kept[run.name] = MeasuredRun.told(json.loads(read_bytes(path)))
+                self.kept[run.name] = MeasuredRun.parse(json.loads(read_bytes(path)))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ArtifactError(
                     f"the result {path!r} is damaged ({error}); remove it, and the same command "
@@ -152,7 +153,7 @@ class Results:
             "rows": {label: dict(row) for label, row in outcome.table.rows.items()},
         }
         write_atomic(self.path(run), json.dumps(told, indent=1, sort_keys=True).encode())
-        self.kept[run.name] = MeasuredRun.told(told)
+        self.kept[run.name] = MeasuredRun.parse(told)
 
 
 def _machine(run: Run) -> str:
@@ -160,18 +161,18 @@ def _machine(run: Run) -> str:
 
 
 def _here(run: Run) -> MeasuredRun:
-    """What results of the run would have beside scores, measured by this process."""
+    """Machine, number type and torch version of results measured by this process."""
     return MeasuredRun({}, _machine(run), settled("auto") == "bfloat16", version("torch"))
 
 
 def short_name(run: Run) -> str:
-    """What names a run beside its seed, and is decided by all its other settings."""
+    """Name of a run without its seed, decided by all its other settings."""
     values = run.model_copy(update={"name": "", "seed": 0})
     return fingerprint(values.model_dump(mode="json", exclude={"placement"}))[:10]
 
 
 def seeded(run: Run, seed: int, storage: str) -> Run:
-    """The run with a seed, under a name that all its other settings decide.
+    """The run with a seed, under a name decided by all its other settings.
 
     Relative paths of its data lie below the storage, which decides nothing of the name.
     """
@@ -194,7 +195,7 @@ def pairs_of(direction: Direction, seeds: Iterable[int], storage: str) -> list[t
 def tasks_left(
     directions: Sequence[Direction], seeds: Sequence[int], results: Results
 ) -> list[ClaimTask]:
-    """Runs that are not measured, those of the claims that are decided soonest first.
+    """Runs not measured yet; claims that need the least time come first.
 
     Each stands once. Seeds of a claim stay together, as one of them decides nothing. Where one of
     two runs is missing, or they come from unlike machines, what another machine has measured is
@@ -235,7 +236,7 @@ def tasks_left(
 
 
 def expected_seconds(tasks: Iterable[ClaimTask], storage: str) -> float:
-    """Expected seconds of all tasks, with what is made first in the storage of this path."""
+    """Expected seconds of all tasks, including preparations in the storage of this path."""
     some = list(tasks)
     made = {task.preparation.file: task.preparation for task in some if task.preparation}
     first = sum(preparation.seconds_left(storage) for preparation in made.values())
@@ -243,14 +244,16 @@ def expected_seconds(tasks: Iterable[ClaimTask], storage: str) -> float:
 
 
 def are_alike(one: MeasuredRun | None, other: MeasuredRun | None) -> bool:
-    """Whether both are there and come from one kind of machine."""
+    """Whether both results exist and come from the same kind of machine."""
     return one is not None and other is not None and one.like(other)
 
 
 def differences(
     direction: Direction, seeds: Iterable[int], results: Results
 ) -> dict[int, tuple[float, float]]:
-    """Mean scores of both runs by seed, of seeds of which one kind of machine measured both."""
+    """Mean scores of both runs by seed, for seeds with both runs measured on the same kind of
+    machine.
+    """
     found = {}
     for pair in pairs_of(direction, seeds, results.storage):
         one, other = (results.of(run) for run in pair)

@@ -1,4 +1,4 @@
-"""Which claims hold here: a table with intervals and verdicts, and a plot."""
+"""Verdicts on the claims: a table with intervals, and a plot."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from rayembed_papers.directions.measure import short_name
 
 @dataclass(frozen=True)
 class Finding:
-    """What was measured of a claim."""
+    """Measured differences of a claim."""
 
     direction: Direction
     better: float | None
@@ -23,7 +23,7 @@ class Finding:
     worse: float | None
     apart: Difference | None
     seeds: int
-    """How many were asked for."""
+    """Number of requested seeds."""
 
     @property
     def verdict(self) -> str:
@@ -38,7 +38,7 @@ class Finding:
 
 
 def finding(direction: Direction, scores: Mapping[int, tuple[float, float]], seeds: int) -> Finding:
-    """The finding of both runs' scores by seed, of so many seeds as were asked for."""
+    """Result of comparing both runs' scores by seed, out of `seeds` requested ones."""
     if not scores:
         return Finding(direction, None, None, None, seeds)
     better, worse = zip(*scores.values(), strict=True)
@@ -47,7 +47,7 @@ def finding(direction: Direction, scores: Mapping[int, tuple[float, float]], see
 
 
 def findings_table(findings: Sequence[Finding], title: str) -> Table:
-    """A row for each claim; scores and differences are of 100, runs named without their seeds."""
+    """Row for each claim; scores and differences in percent, runs named without their seeds."""
     rows = [
         [
             one.direction.key,
@@ -73,17 +73,19 @@ _SCORED: Mapping[tuple[str, ...], str] = {
     tuple(TASK_NAMES): "all 6",
     (CROSS_LINGUAL,): "cross-lingual",
 }
-"""Name of the tasks whose mean is compared."""
+"""Names of the tasks whose mean is compared."""
 
 
 def notes_of(findings: Sequence[Finding]) -> str:
-    """What a reader must know beside the table, a line for each claim that has a note."""
+    """Notes to print with the table, one line for each claim with a note."""
     directions = [one.direction for one in findings if one.direction.note]
     return "".join(f"- {one.claim}: {one.note}\n" for one in directions)
 
 
 def findings_plot(findings: Sequence[Finding], path: Path) -> None:
-    """Write a PNG of the differences with their intervals, and the papers' as crosses."""
+    """Write a PNG of the differences with their intervals, and the papers'
+    differences as crosses.
+    """
     shown = [(one, one.apart) for one in findings if one.apart is not None][::-1]
     figure, axes = new_figure(width=9.0, height=1.4 + 0.28 * max(len(shown), 2))
     for place, (one, apart) in enumerate(shown):

@@ -21,11 +21,12 @@ from rayembed.recipes.sample import (
 )
 
 LENGTH = 40
-"""Tokens of a text."""
+"""Maximum tokens of a text."""
 
 _INSTRUCTED = 72
-"""Tokens of a query with its instruction and template, which take up to 26: what an encoder beside
-an LLM reads of a text, the LLM reads too."""
+"""Maximum tokens of a query with its instruction and template, which take up to 26: the LLM reads
+as much of a text as the encoder.
+"""
 
 _PAIRS = ("wiki-description", "wiki-sentence")
 
@@ -89,7 +90,7 @@ def nomic_small() -> Run:
 
 
 def cde_small() -> Run:
-    """CDE: two layers of all-MiniLM in its second stage, all of them in the first.
+    """CDE: two layers of all-MiniLM in its second stage, all layers in the first.
 
     Without the output MLP of the released models, of which the paper tells nothing: what it is
     compared with has none.
@@ -112,7 +113,7 @@ def cde_small() -> Run:
 
 
 def encoder_small() -> Run:
-    """A bi-encoder: two layers of all-MiniLM, with four negatives that the whole of it mines."""
+    """A bi-encoder: two layers of all-MiniLM, with four negatives mined by the whole all-MiniLM."""
     run = _scored(biencoder.quickstart(), RETRIEVAL_TASKS)
     return override(
         run,
@@ -134,14 +135,12 @@ def _lengths(of_query: int) -> tuple[str, ...]:
 
 
 def of_pairs(assignment: str) -> list[str]:
-    """A setting of both data sets of English pairs."""
+    """A setting for both data sets of English pairs."""
     return [f"data.datasets.{name}.{assignment}" for name in _PAIRS]
 
 
 def _scored(run: Run, tasks: Sequence[str], *, instructed: bool = False) -> Run:
-    """The run in float32, scored once, when it is trained, on tasks of the sample and beside no
-    baseline.
-    """
+    """The run in float32, scored once after training on tasks of the sample, without baselines."""
     languages = ("es", "fr") if CROSS_LINGUAL in tasks else ()
     sets = Wikipedia().scores(documents=500, queries=500, max_length=LENGTH, languages=languages)
     instructions = EVALUATION_INSTRUCTIONS.items() if instructed else ()

@@ -36,14 +36,15 @@ from rayembed_papers.directions.small import LENGTH
 logger = logging.getLogger(__name__)
 
 DOCUMENTS = 1200
-"""Articles that a question is asked about."""
+"""Number of articles for which a question is generated."""
 
 SAMPLES = 1000
-"""Synthetic pairs that are trained on, as many as of the sample's sentences."""
+"""Number of synthetic pairs for training, the same as the sample's sentences."""
 
 _WEIGHT = 0.3
-"""Share of the pairs in the stage, beside the sentences' 2 and the descriptions' 1: a tenth. Of the
-paper's stage they are a few percent."""
+"""Weight of the pairs in the stage, next to 2 for sentences and 1 for descriptions: a tenth. Of the
+paper's stage they are a few percent.
+"""
 
 _SAMPLE = Wikipedia()
 _MODEL = SMOLLM2
@@ -51,7 +52,9 @@ _MODEL = SMOLLM2
 _TASK = "Given a question, retrieve the article that answers it"
 
 CODE_VERSION = 1
-"""Version of choice, writing and cleaning; raise it when the same prompt yields other pairs."""
+"""Version of selection, generation and cleaning; raise it when the same
+prompt yields other pairs.
+"""
 
 _ASK = "Write one short question that the text answers."
 _EXAMPLES = (
@@ -66,24 +69,25 @@ _EXAMPLES = (
         "How does basalt form?",
     ),
 )
-"""Texts with questions, written for this: without any the model answers and does not ask."""
+"""Example texts with questions; without examples the model answers instead of asking."""
 
 _WORDS = words_of_tokens(LENGTH)
-"""Words of an article that the model reads: about those that a run reads of it."""
+"""Words of an article in the prompt: about as many as a run reads of it."""
 
 _NEW_TOKENS = 24
 _BATCH = 40
 
 _MIN_WORDS = 3
 _LEAST_SHARE = 0.5
-"""Share of articles with a usable question below which something is wrong with the model."""
+"""Minimum share of articles with a usable question; below it the model is assumed to be broken."""
 
 _SPEED_SHARE = 0.25
-"""Share of a product's speed that writing reaches: each new token reads all weights. Measured: 142
-CPU seconds for 100 articles on an Intel Xeon with AMX."""
+"""Share of a product's speed that generation reaches: each new token reads all weights. Measured:
+142 CPU seconds for 100 articles on an Intel Xeon with AMX.
+"""
 
 _TOKENS = 160
-"""Tokens of a question, those that the model reads included."""
+"""Tokens of a question, including the prompt's."""
 
 _PARAMETERS = 134.5e6
 
@@ -93,7 +97,7 @@ _NO_SUBJECTS = (
     "question sentence some term text that the their there they this title two type used was were "
     "what when where which while who why with word would"
 )
-"""Words of three letters and more that are no subject of a question."""
+"""Words of three letters and more that are not the subject of a question."""
 
 _KEY = fingerprint(
     [
@@ -132,7 +136,7 @@ def with_questions(run: Run, name: str) -> Run:
 
 
 def seconds_left(storage: str) -> float:
-    """Seconds that `write_pairs` is expected to take on this machine's cores; 0: they are there."""
+    """Expected seconds of `write_pairs` on this machine's cores; 0: the pairs exist."""
     from rayembed.machine.hardware import product_speed  # which imports torch
 
     if exists(join(storage, PAIRS_FILE)):
@@ -142,7 +146,7 @@ def seconds_left(storage: str) -> float:
 
 
 def write_pairs(storage: str) -> None:
-    """Write the pairs to their file in a storage, whole or not at all, unless it is there.
+    """Write the pairs to their file in a storage atomically, unless it exists.
 
     Raises:
         AssetError: the model or the sample cannot be had.
@@ -176,7 +180,7 @@ def write_pairs(storage: str) -> None:
 
 
 def _articles() -> list[tuple[Article, str]]:
-    """Articles to ask about, of those that the sample trains on, each with its title-masked text.
+    """Training articles of the sample to ask about, each with its title-masked text.
 
     Evaluation touches none of them: they are those of the rows of descriptions.
     """
@@ -191,7 +195,7 @@ def _articles() -> list[tuple[Article, str]]:
 def _pairs(
     articles: Sequence[tuple[Article, str]], answers: Sequence[str]
 ) -> tuple[list[dict[str, str]], Counter[str]]:
-    """Rows of the answers that can be used, and reason → number of those that cannot.
+    """Rows of usable answers, and reason → number of unusable ones.
 
     A question may name its article, as people do; the text has no title, as all of the sample's.
     """
@@ -215,7 +219,7 @@ def _answers(texts: Sequence[str]) -> list[str]:
 
     began, found = time.monotonic(), dict[int, str]()
 
-    def told() -> str:
+    def progress_line() -> str:
         done, seconds = len(found), time.monotonic() - began
         so_far = f"questions: {bar(done, len(texts))} {done:,}/{len(texts):,}"
         if not done:
@@ -230,14 +234,14 @@ def _answers(texts: Sequence[str]) -> list[str]:
         batch_size=_BATCH,
         stop="?",
     )
-    with doing(told):
+    with doing(progress_line):
         for place, answer in asked:
             found[place] = answer
     return [found[place] for place in range(len(texts))]
 
 
 def _conversation(text: str) -> list[dict[str, str]]:
-    """The prompt, with the examples as what the model was asked and has answered before."""
+    """The prompt, with the examples as earlier messages and answers."""
     messages = [{"role": "system", "content": "You write questions."}]
     for known, question in _EXAMPLES:
         messages += [_request(known), {"role": "assistant", "content": question}]
@@ -249,7 +253,7 @@ def _request(text: str) -> dict[str, str]:
 
 
 def question_in(answer: str, text: str) -> str | Rejected:
-    """The question in a model's answer about a text, or why none can be used.
+    """The question in a model's answer about a text, or the reason why there is none.
 
     It is the first line up to its first question mark.
     """

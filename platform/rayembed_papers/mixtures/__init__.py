@@ -1,1 +1,1 @@
-"""Mixtures of training data of the papers, and the runs of published size on them."""
+"""The papers' mixtures of training data, and the runs of published size on them."""

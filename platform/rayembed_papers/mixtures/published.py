@@ -1,10 +1,11 @@
-"""What all runs of published size share: compared scores, a placement on GPUs."""
+"""Common parts of all runs of published size: compared scores, placement on GPUs."""
 
 from rayembed.config.placement import Placement
 
 PUBLISHED_SCORES = ("NanoBEIR",)
-"""Benchmarks of runs of published size: minutes beside days of training. The papers' own are set by
-`evaluation.benchmarks`."""
+"""Benchmarks of runs of published size: minutes of scoring for days of training. The papers' own
+are set by `evaluation.benchmarks`.
+"""
 
 
 def on_gpus(

@@ -1,4 +1,4 @@
-"""The noise job: from its arguments to a table of what unrelated text takes from models' scores."""
+"""The noise job: from its arguments to a table of the score loss caused by unrelated text."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -24,11 +24,11 @@ QUICKSTARTS = {
     "last token": "causal2vec-quickstart-last-token",
     "Causal2Vec": "causal2vec-quickstart",
 }
-"""Labels and names of the runs that are compared where no model is given."""
+"""Labels and names of the runs that are compared if no model is given."""
 
 
 def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str, "NoiseScores"]:
-    """Scores of each model, by its label, with and without noise behind the texts of the tasks.
+    """Scores of each model, by its label, with and without noise appended to the tasks' texts.
 
     Args:
         run: its own sets are the tasks.
@@ -58,7 +58,7 @@ def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str,
 
 
 def noise_table(scores: Mapping[str, "NoiseScores"]) -> Table:
-    """Tasks in rows, their mean last; of each model `clean → noisy (difference)`."""
+    """Tasks in rows, their mean last; for each model `clean → noisy (difference)`."""
     tasks = list(next(iter(scores.values())).clean)
     some = {", ".join(filter(None, heading(task))): [task] for task in tasks} | {"mean": tasks}
     rows = [[label, *(_cell(found, of) for found in scores.values())] for label, of in some.items()]
@@ -119,4 +119,4 @@ run_noise_job = Job(
     run=_measure,
     log=(__package__,),
 )
-"""The job that measures what unrelated text takes from models' scores."""
+"""The job that measures the score loss of models caused by unrelated text."""

@@ -1,4 +1,4 @@
-"""Loss of a model's scores by unrelated text behind every text (Causal2Vec, Table 3).
+"""Loss of a model's scores when unrelated text is appended to every text (Causal2Vec, Table 3).
 
 The tasks of the Wikipedia sample are scored twice: as they are, and with a few words of articles
 that no task holds behind each text. What a last token tells is then mostly of these words. The
@@ -36,7 +36,7 @@ from rayembed_extras.wikipedia_sample.references import sizes_of
 logger = logging.getLogger(__name__)
 
 TOKENS_PER_WORD = 2
-"""Room that is made for each word of noise: English takes 1.35 on average, names more."""
+"""Tokens reserved for each word of noise: English takes 1.35 on average, names take more."""
 
 _TEXT_COLUMNS = ("text", "sentence1", "sentence2")
 
@@ -58,7 +58,7 @@ def noise_scores(
     num_words: int,
     device: str = "cpu",
 ) -> NoiseScores:
-    """Scores of a saved model with and without noise behind every text of the run's tasks.
+    """Scores of a saved model with and without noise appended to every text of the run's tasks.
 
     In both cases the model reads as many tokens more as the noise may take, so that the texts are
     the same; a warning counts texts whose noise is cut off all the same, for a model that reads
@@ -99,7 +99,7 @@ def noise_scores(
 
 @dataclass(frozen=True)
 class Noise:
-    """Words of articles that no task holds, other ones behind each text."""
+    """Words of articles that no task contains, different words for each text."""
 
     sources: Sequence[str]
     num_words: int
@@ -131,7 +131,7 @@ class Noise:
         return cls([a.extract for a in sorted(others, key=lambda a: a.title)], num_words, run.seed)
 
     def behind(self, text: str) -> str:
-        """The text with noise behind it: whole words from the beginning of an article.
+        """The text with noise appended: whole words from the beginning of an article.
 
         Which article is decided by the text and the seed.
         """
@@ -139,7 +139,9 @@ class Noise:
         return f"{text} {' '.join(source.split()[: self.num_words])}"
 
     def in_rows(self, rows: Dataset) -> Dataset:
-        """The rows with noise behind each text; ids, titles, grades and labels are the same."""
+        """The rows with noise appended to each text; ids, titles, grades and labels
+        are unchanged.
+        """
         columns = [column for column in _TEXT_COLUMNS if column in rows.column_names]
         return rows.map(
             lambda row: {column: self.behind(row[column]) for column in columns},
@@ -149,7 +151,7 @@ class Noise:
 
 @dataclass(frozen=True, eq=False)
 class NoisyTask:
-    """A factory of an own set's task with noise behind each of its texts."""
+    """A factory of an own set's task with noise appended to each of its texts."""
 
     clean: OwnTask
     noise: Noise
@@ -165,7 +167,7 @@ class NoisyTask:
         return self.clean.num_texts
 
     def load(self) -> Any:
-        """A fresh task whose texts have noise behind them."""
+        """A new task with noise appended to its texts."""
         task = self.clean.load()
         load_clean = task.load_data
 
@@ -191,7 +193,7 @@ def _long(article: Article, num_words: int) -> bool:
 
 
 def _make_room(model: Any, num_tokens: int) -> None:
-    """Let every part of the model read so many tokens more, in place.
+    """Increase the maximum length of every part of the model by `num_tokens`, in place.
 
     Raises:
         ConfigError: a part has learnt too few positions.
@@ -216,7 +218,7 @@ def _make_room(model: Any, num_tokens: int) -> None:
 def _warn_of_cut_noise(
     model: Any, name: str, tasks: Sequence[NoisyTask], prompts: ModelPrompts
 ) -> None:
-    """Tell how many noisy texts the model does not read to their end."""
+    """Warn of the number of noisy texts that are cut to the model's maximum length."""
     whole = copy.copy(model.tokenizer)
     whole.max_lengths = dict.fromkeys(whole.max_lengths, 1_000_000)
     number, cut = 0, 0
@@ -245,7 +247,7 @@ def _warn_of_cut_noise(
 
 
 def _texts(dataset: Mapping[str, Any]) -> Iterator[tuple[Role, list[str]]]:
-    """Roles and the texts of a task's data that have them."""
+    """Roles, and the texts of each role in a task's data."""
     for splits in dataset.values():
         if isinstance(splits, Dataset):
             for column in _TEXT_COLUMNS:

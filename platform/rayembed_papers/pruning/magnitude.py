@@ -1,4 +1,4 @@
-"""Pruning by magnitude: the weights next to zero become zero."""
+"""Pruning by magnitude: weights close to zero become zero."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
@@ -35,9 +35,9 @@ class Magnitude(Pruning):
                 weight.masked_fill_(self.mask(weight), 0)
 
     def mask(self, weight: "Tensor") -> "Tensor":
-        """(F, H) true where a matrix loses its weights."""
+        """(F, H) true for weights that are pruned."""
         scores = weight.abs()
         if self.structure in GROUPS:
             return group_mask(scores, self.structure)
-        number = self.zeros_asked(*weight.shape)
+        number = self.requested_zeros(*weight.shape)
         return smallest_mask(scores.reshape(-1), number).view_as(scores)

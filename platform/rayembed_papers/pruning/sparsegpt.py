@@ -1,4 +1,4 @@
-"""Pruning with weights moved to make up for the lost ones (SparseGPT, arXiv 2301.00774)."""
+"""Pruning that adjusts other weights to compensate (SparseGPT, arXiv 2301.00774)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from rayembed_extras.compression.matrices import Matrix
 
 BLOCK = 128
-"""Inputs among which weights are chosen and moved at once (section 3.3)."""
+"""Number of inputs among which weights are chosen and adjusted at once (section 3.3)."""
 
 
 class SparseGPT(Calibrated, Pruning):
-    """Pruning column by column: what a lost weight gave is given by the weights behind it.
+    """Prune column by column and adjust the later columns to compensate.
 
     By llm-compressor's function of a layer. Without a structure the weights of 128 inputs at a time
     compete with each other over all rows; it takes one more than the share of each such block, and
@@ -48,14 +48,14 @@ class SparseGPT(Calibrated, Pruning):
         require_packages(self.kind, "compress", "llmcompressor")
         solve_layers(model, matrices, texts, SparseGPTSolver(self.structure, self.sparsity))
 
-    def zeros_asked(self, num_outputs: int, num_inputs: int) -> int:
-        """The share of each block, rounded down."""
+    def requested_zeros(self, num_outputs: int, num_inputs: int) -> int:
+        """Zeros required: the share of each block, rounded down."""
         widths = [min(BLOCK, num_inputs - start) for start in range(0, num_inputs, BLOCK)]
         return sum(share_of(num_outputs * width, self.sparsity) for width in widths)
 
 
 class SparseGPTSolver:
-    """Prunes matrices, moving the weights that stay."""
+    """Prunes matrices and adjusts the remaining weights."""
 
     def __init__(self, structure: Structure, sparsity: float) -> None:
         self.structure = structure
@@ -63,7 +63,7 @@ class SparseGPTSolver:
         self._solve = library("modifiers.pruning.sparsegpt.sgpt_sparsify").sparsify_weight
 
     def begin(self, weight: "Tensor") -> Hessian:
-        """Empty second moments of a matrix's inputs."""
+        """Create empty second moments of a matrix's inputs."""
         return Hessian(weight.shape[1], weight.device)
 
     def solve(self, weight: "Tensor", statistic: Hessian, name: str) -> None:

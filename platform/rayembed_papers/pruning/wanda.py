@@ -44,8 +44,8 @@ class Wanda(Calibrated, Pruning):
 
         solve_layers(model, matrices, texts, WandaSolver(self.structure, self.sparsity))
 
-    def zeros_asked(self, num_outputs: int, num_inputs: int) -> int:
-        """The same number in each row."""
+    def requested_zeros(self, num_outputs: int, num_inputs: int) -> int:
+        """Zeros required: the same number in each row."""
         return num_outputs * share_of(num_inputs, self.sparsity)
 
 
@@ -72,7 +72,7 @@ class WandaSolver:
         self.sparsity = sparsity
 
     def begin(self, weight: "Tensor") -> SquaredNorms:
-        """Empty norms of a matrix's inputs."""
+        """Create empty norms of a matrix's inputs."""
         return SquaredNorms(weight.shape[1], weight.device)
 
     def solve(self, weight: "Tensor", statistic: SquaredNorms, name: str) -> None:
@@ -80,7 +80,7 @@ class WandaSolver:
         weight.masked_fill_(self.mask(weight, statistic.sums), 0)
 
     def mask(self, weight: "Tensor", squared_norms: "Tensor") -> "Tensor":
-        """(F, H) true where the matrix loses its weights, given the inputs' squared norms (H,)."""
+        """(F, H) true for weights that are pruned, given the inputs' squared norms (H,)."""
         scores = weight.double().abs() * squared_norms.sqrt()
         if self.structure in GROUPS:
             return group_mask(scores, self.structure)

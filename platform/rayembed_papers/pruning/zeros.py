@@ -1,4 +1,4 @@
-"""Pruning of a model in a folder: what all ways share, and where zeros stand.
+"""Base of the pruning methods: prune a model in a folder and check the positions of zeros.
 
 A matrix is (F, H), F outputs and H inputs; groups of N:M are M neighbours along the inputs.
 """
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     from rayembed_extras.compression.matrices import Matrix
 
 Structure = Literal["unstructured", "2:4", "4:8"]
-"""Where the zeros of pruned weights may stand: anywhere in a matrix, or a number of them in each
-group of 4 or 8 neighbours in a row, as some GPUs multiply them."""
+"""Allowed positions of zeros: anywhere in a matrix, or a number of them in each group of 4 or 8
+neighbours in a row, as some GPUs multiply them.
+"""
 
 
 class Group(NamedTuple):
-    """Zeros of each group of neighbours."""
+    """Number of zeros in each group of neighbours."""
 
     zeros: int
     size: int
@@ -49,17 +50,19 @@ class Pruning(Compression):
     """Sets the least important weights of linear layers and experts to zero."""
 
     structure: Structure = "unstructured"
-    """Where zeros may stand. `unstructured`: anywhere in a matrix. `2:4`, `4:8`: half of each group
-    of 4 or 8 neighbours along a matrix's inputs, as some GPUs multiply them."""
+    """Allowed positions of zeros. `unstructured`: anywhere in a matrix. `2:4`, `4:8`: half of each
+    group of 4 or 8 neighbours along a matrix's inputs, as some GPUs multiply them.
+    """
     sparsity: float = Field(default=0.5, gt=0, lt=1)
-    """Share of zeros in each matrix; 0.5 for 2:4 and 4:8, which have no other."""
+    """Share of zeros in each matrix; 0.5 for 2:4 and 4:8, which allow nothing else."""
     skip: tuple[str, ...] | None = None
-    """Patterns of names of parameters that are left alone, such as `*.attention.*`; null: all that
-    stands outside of the transformers' layers, heads and poolings included, as in NV-Embed (arXiv
-    2405.17428, A). Routers of experts, embeddings, norms and biases are never pruned."""
+    """Patterns of names of parameters that are left alone, such as `*.attention.*`; null: all
+    outside of the transformers' layers, including heads and poolings, as in NV-Embed (arXiv
+    2405.17428, A). Routers of experts, embeddings, norms and biases are never pruned.
+    """
 
     is_exact: ClassVar[bool] = True
-    """Whether it makes no more zeros than `zeros_asked`."""
+    """Whether it makes no more zeros than `requested_zeros`."""
 
     @model_validator(mode="after")
     def _check_sparsity(self) -> Self:
@@ -72,12 +75,12 @@ class Pruning(Compression):
 
     @property
     def label(self) -> str:
-        """Kind and structure, such as `magnitude-2of4`; a sparsity other than half behind it."""
+        """Kind and structure, such as `magnitude-2of4`, followed by a sparsity other than half."""
         share = "" if self.sparsity == 0.5 else f"-{self.sparsity:g}"
         return f"{self.kind}-{self.structure.replace(':', 'of')}{share}"
 
     def check(self, folder: Path) -> None:
-        """Check that groups fill the rows of the model's matrices."""
+        """Check that the rows of the model's matrices consist of whole groups."""
         from rayembed.models.loading.load import empty_model
         from rayembed_extras.compression.calibration import check_layers
         from rayembed_extras.compression.matrices import matrices_of
@@ -87,7 +90,7 @@ class Pruning(Compression):
         check_layers(self, model)
 
     def compress(self, source: CompressionSource, output: Path) -> Compressed:
-        """Write the pruned model, with its zeros counted in what was written."""
+        """Write the pruned model and count the zeros in the written files."""
         import torch
 
         from rayembed.models.loading.saved_prompts import saved_instructions
@@ -124,13 +127,13 @@ class Pruning(Compression):
         """
         raise TypeError(f"{type(self).__name__} prunes nothing")
 
-    def zeros_asked(self, num_outputs: int, num_inputs: int) -> int:
+    def requested_zeros(self, num_outputs: int, num_inputs: int) -> int:
         """Minimum zeros of a matrix (F, H)."""
         return share_of(num_outputs * num_inputs, self.sparsity)
 
 
 def smallest_mask(scores: "Tensor", number: int) -> "Tensor":
-    """True at the `number` smallest scores of each row; of equal ones at those that come first.
+    """True at the `number` smallest scores of each row; the first ones among equals.
 
     torch.topk, which llm-compressor takes for groups, leaves it to the machine which of equal
     scores it takes.
@@ -150,20 +153,21 @@ def group_mask(scores: "Tensor", structure: Structure) -> "Tensor":
 
 
 def broken_groups(weight: "Tensor", structure: Structure) -> int:
-    """Number of groups that have fewer zeros than the structure asks for."""
+    """Number of groups with fewer zeros than the structure requires."""
     group = GROUPS[structure]
     zeros = (weight == 0).reshape(len(weight), -1, group.size).sum(dim=-1)
     return int((zeros < group.zeros).sum())
 
 
 def _check_structure(way: Pruning, chosen: "Sequence[Matrix]") -> None:
-    """Check that groups fill the rows of all matrices, and that something is pruned.
+    """Check that the rows of all matrices consist of whole groups, and that there are zeros to
+    make.
 
     Raises:
         ConfigError: one is as wide as no number of groups; or no matrix would lose a weight.
     """
     shapes = [weight.shape for matrix in chosen for weight in matrix.slices]
-    if not any(way.zeros_asked(*shape) for shape in shapes):
+    if not any(way.requested_zeros(*shape) for shape in shapes):
         largest = max(shapes, key=math.prod)
         raise ConfigError(
             f"sparsity = {way.sparsity} takes no weight of any matrix of this model, of which the "
@@ -184,7 +188,7 @@ def _check_structure(way: Pruning, chosen: "Sequence[Matrix]") -> None:
 def _check_zeros(
     way: Pruning, folder: Path, names: Sequence[str], before: Mapping[str, int]
 ) -> None:
-    """Count the zeros of a written model, as it is read back.
+    """Count the zeros of a written model after reading it back.
 
     Args:
         names: of the pruned matrices.
@@ -205,21 +209,21 @@ def _check_zeros(
     for name in names:
         matrix = found[name]
         for place, weight in enumerate(matrix.slices):
-            told = matrix.told(place)
+            told = matrix.slice_name(place)
             _check_slice(way, weight, told, before[told])
 
 
 def _zeros(matrices: "Sequence[Matrix]") -> dict[str, int]:
-    """Zeros of each slice, by the name that messages have."""
+    """Zeros of each slice, by the slice's name in messages."""
     return {
-        matrix.told(place): int((weight == 0).sum())
+        matrix.slice_name(place): int((weight == 0).sum())
         for matrix in matrices
         for place, weight in enumerate(matrix.slices)
     }
 
 
 def _check_slice(way: Pruning, weight: "Tensor", told: str, before: int) -> None:
-    zeros, asked = int((weight == 0).sum()), way.zeros_asked(*weight.shape)
+    zeros, asked = int((weight == 0).sum()), way.requested_zeros(*weight.shape)
     if zeros < asked or (way.is_exact and zeros - before > asked):
         raise ArtifactError(
             f"{way.label}: {told} was written with {zeros} zeros of {weight.numel()} weights, of "

@@ -1,1 +1,1 @@
-"""Figures that papers print, as data: one file a paper, one line a figure."""
+"""Scores printed in papers, as data: one file a paper, one line a score."""

@@ -1,4 +1,4 @@
-"""Figures that papers print of a model, as a column of a comparison."""
+"""Scores that papers print for a model, as a column of a comparison."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -16,8 +16,9 @@ from rayembed_papers.published.figures import Figure, check_name, figures, label
 AIR_BENCH = "AIR-Bench_24.04"
 
 SAME_TASKS = frozenset({"MTEB(eng, v1)", "MTEB(eng, v2)", "MTEB-MINI", "BEIR"})
-"""Benchmarks in which a task of one name has the same data, splits and subsets, so that a figure
-printed for one of them holds in the others."""
+"""Benchmarks in which a task of the same name has the same data, splits and subsets, so that their
+printed scores are interchangeable.
+"""
 
 _SAME_AVERAGES: Mapping[tuple[str, str, str], tuple[str, str]] = {
     ("BEIR", "benchmark", ""): ("MTEB(eng, v1)", "Retrieval"),
@@ -67,12 +68,14 @@ def published(model: str, benchmark: str, lines: Sequence[Line]) -> Column:
 
 
 def _key(line: Line) -> tuple[str, str]:
-    """Task and language under which papers have a line's figure."""
+    """The task and language by which papers report the score of a line."""
     return line.task, line.language
 
 
 def _average(figure: Figure, benchmark: str) -> str | None:
-    """The average of the benchmark that a figure is; None for a task's and another benchmark's."""
+    """The benchmark's average that a score belongs to; None for scores of tasks and of other
+    benchmarks.
+    """
     if figure.benchmark == benchmark:
         return MEAN if figure.level == "benchmark" else figure.name
     other, name = _SAME_AVERAGES.get((figure.benchmark, figure.level, figure.name), ("", None))

@@ -21,7 +21,7 @@ PAPERS: Mapping[str, str] = {
     "cde": "Contextual Document Embeddings",
     "causal2vec": "Causal2Vec",
 }
-"""Name of a data file → what its paper is called."""
+"""Name of a data file → short name of its paper."""
 
 Level = Literal["task", "category", "average", "benchmark"]
 """Scope of a figure: one task, all tasks of a category, some other part, the whole."""
@@ -29,7 +29,7 @@ Level = Literal["task", "category", "average", "benchmark"]
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of one table."""
+    """A score printed in a table."""
 
     paper: str
     """Name of the paper."""
@@ -41,7 +41,7 @@ class Figure:
     name: str
     """mteb's name of the task or the category; empty for the whole benchmark."""
     subset: str
-    """The language, where the figure is of one language of a task; else empty."""
+    """The language, if the score is for one language of a task; else empty."""
     metric: str
     score: float
     """Score in the unit, as printed."""
@@ -59,7 +59,7 @@ class Figure:
 
 
 def figures(benchmark: str | None = None, model: str | None = None) -> tuple[Figure, ...]:
-    """The figures of a benchmark and a model, in the order of the papers; None: of all.
+    """Printed scores of a benchmark and a model, in the order of the papers; None: all.
 
     Raises:
         ConfigError: no paper has figures of that benchmark, or of that model.
@@ -77,18 +77,18 @@ def figures(benchmark: str | None = None, model: str | None = None) -> tuple[Fig
 
 
 def benchmarks() -> tuple[str, ...]:
-    """Names of the benchmarks of which papers have figures."""
+    """Names of the benchmarks with printed scores."""
     return tuple(dict.fromkeys(figure.benchmark for figure in _all()))
 
 
 @cache
 def labels() -> Mapping[str, str]:
-    """Short name of each model of which papers have figures → how tables and plots show it."""
+    """Short name of each model with printed scores → its label in tables and plots."""
     return {line["model"]: line["label"] for line in rows_of(__package__, "models")}
 
 
 def check_name(kind: str, name: str, known: Iterable[str]) -> None:
-    """Return when the name is known.
+    """Check that the name is known.
 
     Raises:
         ConfigError: it is not; names the nearest.

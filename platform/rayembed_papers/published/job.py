@@ -1,4 +1,4 @@
-"""The comparison of results with the papers' figures: from its arguments to tables and plots."""
+"""The comparison of results with the papers' scores: from its arguments to tables and plots."""
 
 import argparse
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def _compare(asked: argparse.Namespace, context: JobContext) -> None:
 
 
 def _list(context: JobContext) -> None:
-    """Write the short names of the papers' models and where their figures stand."""
+    """Print the short names of the papers' models and the tables of their scores."""
     sources: dict[str, dict[str, None]] = {}
     for figure in figures(context.args.benchmark):
         place = f"{figure.benchmark}: {figure.source}"
@@ -74,4 +74,4 @@ run_comparison_with_papers = Job(
     lists=("the short names of the papers' models and their tables", _list),
     log=(__package__,),
 )
-"""The job that compares models by their results with figures of the papers."""
+"""The job that compares models by their results and the papers' scores."""

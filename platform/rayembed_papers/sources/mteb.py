@@ -56,7 +56,7 @@ class MtebSource(Source):
 
     @property
     def brings_negatives(self) -> bool:
-        """Always assumed: the task's type is known when mteb is asked."""
+        """Always True: the type of an mteb task is known only after loading it."""
         return True
 
     def check_names(self, setting: str) -> None:

@@ -84,7 +84,7 @@ class SplitOfTask(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Constant, as a data set has a single item."""
+        """A constant, as a data set has a single item."""
         return "split"
 
 
@@ -112,7 +112,7 @@ def data_fingerprint(of: SplitOfTask) -> str:
 
 
 def kind_of_rows(of: SplitOfTask) -> tuple[Rows, float, float]:
-    """What the rows of a task's split are, and the lowest and the highest of its scores."""
+    """Kind of the rows in a task's split, and the lowest and highest of its scores."""
     task = _task(of)
     bounds = (getattr(task, "min_score", 0.0), getattr(task, "max_score", 1.0))
     return (_ROWS_OF_TYPE[task.metadata.type], *bounds)

@@ -1,1 +1,1 @@
-"""The papers' tables as sweeps: rows as runs, and the figures in print."""
+"""The papers' tables as sweeps: rows as runs, and the published scores."""

@@ -1,4 +1,4 @@
-"""The papers' tables as sweeps: their rows as runs, and the figures that the papers print.
+"""The papers' tables as sweeps: their rows as runs, and the scores that the papers print.
 
 Each is there at the size of its paper (`nvembed-table2`), compared by NanoBEIR after the last step,
 and at the quickstart's size with three seeds (`nvembed-table2-quickstart`), compared by held-out
@@ -48,15 +48,15 @@ class _Table:
     source: str
     printed: Callable[[], PrintedFigures]
     large: Callable[[], Mapping[str, Run]]
-    """Runs at the size of the paper, by rows."""
+    """Runs of published size, by row."""
     small: Callable[[], Mapping[str, Run]]
     space: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     metric: MetricConfig = _RETRIEVAL
     """Metric at the quickstart's size."""
     tasks: tuple[str, ...] = _NANO
-    """Tasks of NanoBEIR, at the size of the paper."""
+    """Tasks of NanoBEIR, for runs of published size."""
     printed_small: Callable[[], PrintedFigures] | None = None
-    """Figures beside the quickstart's rows; None: the same."""
+    """Published scores next to the quickstart's rows; None: the same ones."""
 
 
 def _causal2vec(
@@ -67,7 +67,7 @@ def _causal2vec(
     small: Callable[[], Mapping[str, Run]] = llm_rows.causal2vec_small,
     **space: Any,
 ) -> _Table:
-    """A table with figures of both LLMs."""
+    """A table with scores of both LLMs."""
     return _Table(
         about,
         f"Causal2Vec, Table {number}",
@@ -167,7 +167,7 @@ def _sweep(name: str, table: _Table) -> PrintedSweep:
 
 
 def _validated(run: Run, tasks: tuple[str, ...]) -> Run:
-    """The run with its last weights scored, which it hands on."""
+    """The run with validation of the final weights that it exports."""
     validation = ValidationConfig(
         data=MtebValidation(tasks=tasks),
         every_steps=max(stage.steps for stage in run.stages),

@@ -1,4 +1,4 @@
-"""Rows of the tables of Nomic Embed v2 and CDE, at both sizes, and the figures in print."""
+"""Rows of the tables of Nomic Embed v2 and CDE, at both sizes, and the published scores."""
 
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.data import DataConfig, DatasetConfig
@@ -32,7 +32,7 @@ def _nomic_7_row(every: int, times: int) -> str:
 
 
 def printed_nomic_7() -> PrintedFigures:
-    """6 and 12 of 12 layers with batches of 2,048, 4,096 and 8,192."""
+    """Published scores for 6 and 12 of 12 layers with batches of 2,048, 4,096 and 8,192."""
     figures = {2: (44.13, 45.36, 45.89), 1: (44.28, 44.89, 45.48)}
     return {
         _nomic_7_row(every, times): {"BEIR": score}
@@ -139,7 +139,7 @@ def _nomic_8_row(teacher: str, margin: float | None, number: int) -> str:
 
 
 def printed_nomic_8() -> PrintedFigures:
-    """Printed figures of all rows of Nomic's Table 8."""
+    """Published scores of all rows of Nomic's Table 8."""
     return {
         _nomic_8_row(teacher, margin, number): dict(zip(_NOMIC_8_COLUMNS, scores, strict=True))
         for teacher, margin, number, scores in _NOMIC_8
@@ -147,8 +147,8 @@ def printed_nomic_8() -> PrintedFigures:
 
 
 def printed_nomic_8_small() -> PrintedFigures:
-    """Printed figures by margin and number, a column for each of the teachers that have several
-    rows: the figures of different teachers tell nothing of a margin.
+    """Published scores by margin and number, a column for each teacher with several rows: scores of
+    different teachers do not show the effect of a margin.
     """
     found: dict[str, dict[str, float]] = {}
     for teacher, margin, number, (average, *_) in _NOMIC_8:
@@ -159,7 +159,8 @@ def printed_nomic_8_small() -> PrintedFigures:
 
 
 def nomic_8() -> dict[str, Run]:
-    """E5-Large unsupervised on Stack Exchange, SQuAD and NQ, mined anew (section 7.3).
+    """E5-Large unsupervised on Stack Exchange, SQuAD and NQ, with newly mined negatives (section
+    7.3).
 
     The paper tells of about 500,000 pairs and no settings of the training; batch, optimiser and
     data are those of its own finetuning (section 4.5), whose three sets have 395,264 pairs, for one
@@ -247,7 +248,7 @@ _CDE_1 = ("neither", "contextual batches", "contextual architecture", "both")
 
 
 def printed_cde_1() -> PrintedFigures:
-    """Printed figures of CDE's Table 1; batches have 16,384 pairs, contextual ones 512."""
+    """Published scores of CDE's Table 1; batches have 16,384 pairs, contextual ones 512."""
     figures = (59.9, 61.7, 62.4, 63.1)
     return {row: {"NDCG@10": score} for row, score in zip(_CDE_1, figures, strict=True)}
 
@@ -296,7 +297,7 @@ def plain(run: Run) -> Run:
 
 
 def random_batches(run: Run, global_pairs: int) -> Run:
-    """The run on batches that are drawn, each of one data set, with as many pairs in all."""
+    """The run on random batches, each from one data set, with the same total number of pairs."""
     datasets = tuple(changed(dataset, clusters=None) for dataset in run.data.datasets)
     stages = tuple(
         changed(

@@ -1,4 +1,4 @@
-"""Rows of the tables of NV-Embed and Causal2Vec, at both sizes, and the figures in print."""
+"""Rows of the tables of NV-Embed and Causal2Vec, at both sizes, and the published scores."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from rayembed_papers.ablations import last_token, reversed_stages, single_stage
 from rayembed_papers.mixtures import causal2vec, nvembed
 
 PrintedFigures = Mapping[str, Mapping[str, float]]
-"""Row → column → figure, of 100."""
+"""Row → column → score in percent."""
 
 NVEMBED_2 = {
     "model.pooling.kind": ("eos", "mean", "latent_attention", "self_attention"),
@@ -48,7 +48,7 @@ CAUSAL2VEC_12: PrintedFigures = {
 
 
 def by_backbone(printed: PrintedFigures) -> PrintedFigures:
-    """The figures of both LLMs as rows of their own, as at the size of the paper."""
+    """The scores of both LLMs as separate rows, as at the published size."""
     return {
         f"{backbone}, {row}": {"MTEB-MINI (30)": figures[backbone]}
         for backbone in (_SLLAMA, _MISTRAL)
@@ -57,7 +57,7 @@ def by_backbone(printed: PrintedFigures) -> PrintedFigures:
 
 
 def printed_nvembed_2() -> PrintedFigures:
-    """Printed figures of NV-Embed's Table 2, after the second stage."""
+    """Published scores of NV-Embed's Table 2, after the second stage."""
     figures = {
         "eos": ((67.85, 58.39), (66.50, 56.59)),
         "mean": ((68.97, 58.71), (68.13, 57.88)),
@@ -75,17 +75,17 @@ def printed_nvembed_2() -> PrintedFigures:
 
 
 def nvembed_2() -> dict[str, Run]:
-    """NV-Embed-v1: the table is of public data alone, before mining and synthetic data."""
+    """NV-Embed-v1: the table uses only public data, before mining and synthetic data."""
     return {"": nvembed.nvembed_v1()}
 
 
 def nvembed_2_small() -> dict[str, Run]:
-    """The quickstart, whose pooling and mask the space sets."""
+    """The quickstart, whose pooling and mask the search space sets."""
     return {"": nvembed_quickstart()}
 
 
 def printed_nvembed_4() -> PrintedFigures:
-    """Printed figures of NV-Embed's Table 4; two stages with examples and S3 are one run."""
+    """Published scores of NV-Embed's Table 4; two stages with examples and S3 are one run."""
     figures = {
         "single stage, in-batch": (70.83, 61.25),
         "single stage": (71.94, 61.37),
@@ -104,7 +104,7 @@ def printed_nvembed_4() -> PrintedFigures:
 
 
 def printed_nvembed_4_small() -> PrintedFigures:
-    """Printed figures of the quickstart's rows. It has no added and no synthetic data, as the
+    """Published scores of the quickstart's rows. It has no added and no synthetic data, as the
     paper's S0 and S1 have none: its two stages are S1 beside S0, and the whole model beside the
     other rows.
     """
@@ -123,7 +123,7 @@ def printed_nvembed_4_small() -> PrintedFigures:
 
 
 def nvembed_4() -> dict[str, Run]:
-    """NV-Embed-v2 and what is taken from it."""
+    """NV-Embed-v2 and its ablations."""
     whole = nvembed.nvembed_v2()
 
     def built(name: str, *, mined: bool, added: bool) -> Run:
@@ -145,7 +145,7 @@ def nvembed_4() -> dict[str, Run]:
 
 
 def nvembed_4_small() -> dict[str, Run]:
-    """Rows whose data the quickstart has: it adds none to the sample and synthesises none.
+    """Rows whose data the quickstart has; it adds and synthesises no data.
 
     Its second stage has no in-batch negatives, so without any mining it could not learn retrieval;
     S0 mines without regard to the positive's score.
@@ -173,7 +173,7 @@ def causal2vec_bases() -> dict[str, Run]:
 
 
 def causal2vec_small() -> dict[str, Run]:
-    """The quickstart, whose settings the space sets."""
+    """The quickstart, whose settings the search space sets."""
     return {"": causal2vec_quickstart()}
 
 

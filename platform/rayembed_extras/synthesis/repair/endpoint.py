@@ -1,4 +1,4 @@
-"""A language model behind a chat endpoint as judge of which negatives answer the query."""
+"""Judge negatives by a language model behind a chat endpoint: does each answer the query?"""
 
 from __future__ import annotations
 

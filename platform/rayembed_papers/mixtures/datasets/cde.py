@@ -103,7 +103,7 @@ def _supervised(split: str, use: Use) -> DatasetEntry:
 
 
 def _task(split: str, use: Use) -> TaskKind:
-    """Task of the rows by content; prefixes would put duplicates and NLI with the classes."""
+    """Task of the rows by content; by prefixes, duplicates and NLI would count as classes."""
     if split.endswith("_classification"):
         return "classification"
     return "clustering" if use == "clustering" else "retrieval"

@@ -1,4 +1,4 @@
-"""Papers, and the homes of their data sets: where each is public, and how its rows are read.
+"""Papers, and the sources of their data sets: public address, and the form of the rows.
 
 `homes.csv` has a row for each home. Where a paper leaves open which public copy it took, it is the
 one whose size is nearest to the table's. Where a repository has many data sets, `REPOSITORY/SPLIT`
@@ -25,7 +25,7 @@ CAUSAL2VEC = Paper("Causal2Vec", "causal2vec", "2507.23386")
 CDE = Paper("CDE", "cde", "2410.02525")
 
 _UNSEEN = frozenset({"e5/miracl_en", "e5/miracl_id", "e5/miracl_ja", "e5/miracl_ko"})
-"""Splits whose names are on no stored page of the repository."""
+"""Splits whose names are not documented in the repository."""
 
 _NOTES = {
     "beir": "Files and columns as on the card of mteb/hotpotqa and the pages of mteb/scifact.",
@@ -33,7 +33,7 @@ _NOTES = {
     "classes": "Files on the page of mteb/raw_biorxiv; columns in public code that reads "
     "all three.",
 }
-"""Notes of homes without their own, by the kind of source."""
+"""Notes on homes without their own note, by kind of source."""
 
 
 def home_named(name: str, *, negatives: bool = True) -> Home:

@@ -47,7 +47,7 @@ clustering   as `multi-class`
 
 
 @dataclass(frozen=True)
-class Row:
+class Table12Row:
     """A row of Table 12, from `nvembed.csv`."""
 
     name: str
@@ -58,7 +58,7 @@ class Row:
     other_home: str
     """Home of a copy with negatives, or of examples of classes; empty without one."""
     benchmark: str
-    """mteb task that evaluates its classes, whose texts must not be trained on; else empty."""
+    """mteb task that evaluates its classes and whose texts must not be in training; else empty."""
 
 
 TEACHER = "hf://intfloat/e5-mistral-7b-instruct@main"
@@ -84,7 +84,7 @@ _SYNTHETIC = Home(
 
 
 def uniform_over_samples(datasets: tuple[DatasetConfig, ...]) -> dict[str, float]:
-    """Stage weights by which every sample is drawn equally often.
+    """Stage weights that draw every sample equally often.
 
     "Training samples from different datasets in Table 12 are uniformly sampled" (appendix C) is
     read as uniform over samples. The steps agree: 20k steps of 128 are 1.3 passes over the 2.0M
@@ -112,10 +112,10 @@ def entries() -> tuple[DatasetEntry, ...]:
 
 
 @cache
-def table_rows() -> tuple[Row, ...]:
+def table_rows() -> tuple[Table12Row, ...]:
     """All rows of Table 12, in its order."""
     return tuple(
-        Row(
+        Table12Row(
             name=row["name"],
             kind=row["kind"],  # type: ignore[arg-type]
             instruction=row["instruction"],
@@ -128,7 +128,7 @@ def table_rows() -> tuple[Row, ...]:
     )
 
 
-def _rows(*kinds: Kind) -> list[Row]:
+def _rows(*kinds: Kind) -> list[Table12Row]:
     return [row for row in table_rows() if row.kind in kinds]
 
 
@@ -160,7 +160,7 @@ def other_entries(*, mined: bool, labels: LabelForm) -> list[DatasetEntry]:
     ]
 
 
-def _paired(row: Row, *, mined: bool) -> DatasetEntry:
+def _paired(row: Table12Row, *, mined: bool) -> DatasetEntry:
     symmetric = row.kind == "sts"
     given = bool(row.other_home) and not mined
     home = home_named(row.other_home if given else row.home, negatives=given)
@@ -177,7 +177,7 @@ def _paired(row: Row, *, mined: bool) -> DatasetEntry:
     return DatasetEntry(config, NV_EMBED, _TABLE, home, row.num_samples)
 
 
-def _mining(row: Row, source: Source, rule: Rule, *, symmetric: bool) -> MiningConfig:
+def _mining(row: Table12Row, source: Source, rule: Rule, *, symmetric: bool) -> MiningConfig:
     prefix = f"Instruct: {row.instruction}\nQuery: "
     corpus = (
         Corpus(path=source.corpus, text="title+text") if isinstance(source, BeirSource) else None
@@ -193,7 +193,7 @@ def _mining(row: Row, source: Source, rule: Rule, *, symmetric: bool) -> MiningC
     )
 
 
-def _classes(row: Row, *, labels: LabelForm) -> DatasetEntry:
+def _classes(row: Table12Row, *, labels: LabelForm) -> DatasetEntry:
     examples = bool(row.other_home) and labels == "example"
     home = home_named(row.other_home if examples else row.home)
     source = home.source
@@ -211,7 +211,7 @@ def _classes(row: Row, *, labels: LabelForm) -> DatasetEntry:
     return DatasetEntry(config, NV_EMBED, _TABLE, home, row.num_samples)
 
 
-def _cleaning(row: Row, task: TaskKind, *, given: bool) -> CleaningConfig:
+def _cleaning(row: Table12Row, task: TaskKind, *, given: bool) -> CleaningConfig:
     """Cleaning of section 4.2: benchmark texts, for two data sets similar ones too.
 
     Args:
