@@ -193,7 +193,7 @@ class Shingles:
         return self.hashes[self.first[text] : self.first[text + 1]]
 
     def beside(self, other: "Shingles") -> "Shingles":
-        """Combine the n-grams of each text with another text's n-grams, marked as the other side's."""
+        """Interleave each text's n-grams with another text's, marked as the other side's."""
         sizes = np.stack([np.diff(self.first), np.diff(other.first)], axis=1).reshape(-1)
         side = np.repeat(np.arange(len(sizes)) % 2, sizes)
         hashes = np.empty(len(side), np.uint64)

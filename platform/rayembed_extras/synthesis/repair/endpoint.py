@@ -1,4 +1,4 @@
-"""Judge negatives by a language model behind a chat endpoint: does each answer the query?"""
+"""A language model behind a chat endpoint as judge: which negatives answer the query."""
 
 from __future__ import annotations
 
