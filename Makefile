@@ -122,7 +122,7 @@ drill: $(STAMP) ## faults thrown at a small run, one after the other; a table of
 unit: $(STAMP) ## the tests that take seconds
 	$(BIN)/python -m pytest tests/unit -m "not assets and not whole" $(CORES) $(ARGS)
 
-check: $(STAMP) ## format, lint, types, layers, spelling
+check: $(STAMP) ## format, lint, types, layers, spelling, English
 	@test ! -e platform/__init__.py || { \
 	  echo "platform/__init__.py would shadow Python's own module 'platform'; remove it." >&2; exit 1; }
 	$(BIN)/ruff format --check .
@@ -130,6 +130,7 @@ check: $(STAMP) ## format, lint, types, layers, spelling
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/typos
+	$(BIN)/python tests/support/language.py
 
 docs: $(STAMP) ## the documentation as a site in site/html, with a reference made from the code
 	$(BIN)/python docs/site/build_site.py

@@ -2,9 +2,14 @@
 
 First sentences of docstrings say in plain words what a thing does or is; names of public functions
 and classes hold no riddles; a class name stands for one thing in all three packages.
+
+`--draw SEED` prints 60 first sentences and 60 messages instead, drawn by the seed, for a reader who
+does not know the project to judge.
 """
 
+import argparse
 import ast
+import random
 import re
 import sys
 from collections import defaultdict
@@ -35,9 +40,8 @@ def first_sentence(docstring: str) -> str:
 def problems(platform: Path = PLATFORM) -> Iterator[str]:
     """One line for each place that breaks a rule, with its file and line."""
     classes = defaultdict(list)
-    for path in sorted(platform.rglob("*.py")):
-        shown = path.relative_to(platform)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for shown, tree in _trees(platform):
+        for node in ast.walk(tree):
             if not isinstance(
                 node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
             ):
@@ -57,7 +61,76 @@ def problems(platform: Path = PLATFORM) -> Iterator[str]:
             yield f"{places[1]}: the class name {name} is also that of {places[0]}"
 
 
+LOGGERS = {"log", "logger", "_log", "_logger"}
+LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
+
+
+def sentences(platform: Path = PLATFORM) -> list[str]:
+    """First sentences of all docstrings of modules, classes and functions, with their places."""
+    return [
+        f"{shown}:{getattr(node, 'lineno', 1)} {getattr(node, 'name', '')}: {first_sentence(text)}"
+        for shown, tree in _trees(platform)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (text := ast.get_docstring(node))
+    ]
+
+
+def messages(platform: Path = PLATFORM) -> list[str]:
+    """Texts of at least two words of logger calls and of raised errors, with their places."""
+    return [
+        f"{shown}:{call.lineno} {ast.unparse(call.func)}: {text}"
+        for shown, tree in _trees(platform)
+        for node in ast.walk(tree)
+        if (call := _said(node)) and " " in (text := _text(call.args[0]))
+    ]
+
+
+def _trees(platform: Path) -> Iterator[tuple[Path, ast.Module]]:
+    for path in sorted(platform.rglob("*.py")):
+        yield path.relative_to(platform), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _said(node: ast.AST) -> ast.Call | None:
+    """The call that logs or makes a raised error, if it has arguments."""
+    call = node.exc if isinstance(node, ast.Raise) else node
+    if not isinstance(call, ast.Call) or not call.args:
+        return None
+    if isinstance(node, ast.Raise):
+        return call
+    logs = (
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr in LEVELS
+        and isinstance(call.func.value, ast.Name)
+        and call.func.value.id in LOGGERS
+    )
+    return call if logs else None
+
+
+def _text(node: ast.expr) -> str:
+    """The text of a constant, an f-string or a sum of them; expressions stand in braces."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(_text, node.values))
+    if isinstance(node, ast.FormattedValue):
+        return f"{{{ast.unparse(node.value)}}}"
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _text(node.left) + _text(node.right)
+    return ""
+
+
+def drawn(seed: int, platform: Path = PLATFORM, count: int = 60) -> list[str]:
+    """Random first sentences, then random messages: at most `count` of each."""
+    draw = random.Random(seed)
+    pools = sentences(platform), messages(platform)
+    return [line for pool in pools for line in draw.sample(pool, min(count, len(pool)))]
+
+
 if __name__ == "__main__":
-    found = list(problems())
-    sys.stdout.writelines(f"{line}\n" for line in found)
-    sys.exit(bool(found))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--draw", type=int, metavar="SEED", help="print a sample for a reader")
+    seed = parser.parse_args().draw
+    lines = list(problems()) if seed is None else drawn(seed)
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    sys.exit(seed is None and bool(lines))
