@@ -428,7 +428,7 @@ def test_wrong_corpora_are_told(folder, tmp_path):
         prepare("corpus.max_length=2")
     with pytest.raises(DataError, match="there are no rows"):
         prepare(f"{source}.path=nothing")
-    with pytest.raises(ConfigError, match="set one of them, not both"):
+    with pytest.raises(ConfigError, match="set exactly one of them"):
         override(tiny_adaptation(folder), ["corpus.texts.made-up.language=en"])
     with pytest.raises(ConfigError, match=r"placement\.grad_cache has no effect"):
         override(tiny_adaptation(folder), ["placement.grad_cache=false"])
@@ -437,5 +437,7 @@ def test_wrong_corpora_are_told(folder, tmp_path):
 
 
 def test_a_tokenizer_with_more_words_than_the_model_is_refused(folder):
-    with pytest.raises(ArtifactError, match="words, the model 3; they are not of one model"):
+    with pytest.raises(
+        ArtifactError, match="words, but the model has 3; take tokenizer and weights"
+    ):
         vocabulary(folder / "bert", 3)

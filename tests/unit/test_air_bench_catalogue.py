@@ -85,7 +85,11 @@ def test_choices_narrow_the_catalogue_and_the_splits():
         (NEW, {"domains": ["health"]}, "did you mean 'healthcare'"),
         (NEW, {"languages": ["it"]}, "no language 'it'"),
         (OLD, {"splits": ["dev"]}, "AIR-Bench_24.04 has no split 'dev'; allowed: test"),
-        (NEW, {"domains": ["book"], "languages": ["zh"]}, "no data set that is all of book, zh"),
+        (
+            NEW,
+            {"domains": ["book"], "languages": ["zh"]},
+            "no data set that matches all of book, zh",
+        ),
         (NEW, {"domains": ["msmarco"], "splits": ["test"]}, "all of msmarco, test"),
     ],
 )

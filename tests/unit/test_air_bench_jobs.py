@@ -341,7 +341,7 @@ def test_a_layout_that_has_changed_is_named(hub, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"id": "a", "text": "x"}, {"id": "a", "text": "y"}], "2 rows have only 1 different ids"),
+        ([{"id": "a", "text": "x"}, {"id": "a", "text": "y"}], "2 rows have only 1 distinct ids"),
         ([{"id": "a", "text": "x"}, {"id": "b", "text": None}], "1 rows have no text"),
         ([{"name": "a", "text": "x"}], "no column id; it has name, text"),
     ],
@@ -408,10 +408,10 @@ def with_an_empty_query(found):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (without_a_query, r"finds nothing for 1 of 8 queries: \['test/q-2'\]"),
-        (with_an_empty_query, r"finds nothing for 1 of 8 queries: \['dev/q-1'\]"),
-        (with_another_query, r"not asked: \['q-99'\]"),
-        (with_an_unknown_document, r"documents that the corpus does not have.*doc-99"),
+        (without_a_query, r"returned no documents for 1 of 8 queries: \['test/q-2'\]"),
+        (with_an_empty_query, r"returned no documents for 1 of 8 queries: \['dev/q-1'\]"),
+        (with_another_query, r"unknown queries: \['q-99'\]"),
+        (with_an_unknown_document, r"documents that are not in the corpus.*doc-99"),
         (with_nan, "a score of query 'dev/q-1' is not a finite number"),
     ],
 )

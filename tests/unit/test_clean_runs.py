@@ -195,7 +195,7 @@ def test_a_run_that_was_interrupted_keeps_what_it_goes_on_from(storage, capsys):
     kept = files(storage)
     code, _, err = clean(capsys, storage, "--free", "states", "--run", "own")
     assert code == 1
-    assert "the run 'own' is interrupted, and its checkpoints are what it goes on from" in err
+    assert "the run 'own' is interrupted, and needs its checkpoints to resume" in err
     assert clean(capsys, storage, "--free", "states")[0] == 0
     assert files(storage) == kept
     assert " interrupted " in clean(capsys, storage)[1]
@@ -221,11 +221,11 @@ def test_nothing_goes_where_a_job_takes_the_run_after_it_was_looked_at(storage, 
 
 
 REFUSED = [
-    (["--free", "run"], "needs the runs by name"),
-    (["--free", "folder"], "needs the runs by name"),
+    (["--free", "run"], "needs the names of runs"),
+    (["--free", "folder"], "needs the names of runs"),
     (["--free", "run", "--free", "folder", "--run", "own"], "take one"),
-    (["--free", "data", "--run", "own"], "--run says nothing to --free data"),
-    (["--delete-versions"], "--delete-versions is about the runs of --free run"),
+    (["--free", "data", "--run", "own"], "--run has no effect with --free data"),
+    (["--delete-versions"], "--delete-versions needs --free run"),
     (["--run", "owns"], "did you mean 'own'"),
     (["--run", "theirs", "--free", "folder"], "no run or sweep of that name that rayembed made"),
 ]
@@ -282,7 +282,7 @@ def test_a_run_that_another_one_names_stays(storage, run, capsys):
             assert "'second' of this storage name a model of the run 'own'" in err
             assert model.exists()
     code, _, err = clean(capsys, storage, "--free", "data")
-    assert (code, "'second' does not say which data it uses" in err) == (1, True)
+    assert (code, "'second' does not record which data it uses" in err) == (1, True)
     both = ("--run", "own", "--run", "second")
     assert clean(capsys, storage, "--free", "folder", *both)[0] == 0
     assert not list(storage.glob("runs/*/*"))
@@ -409,7 +409,7 @@ def test_data_that_no_run_uses_goes_and_all_that_one_leads_to_stays(storage, cap
     (unfinished / "units/one.json").write_text("{}")
     code, _, err = clean(capsys, storage, "--free", "data")
     assert code == 1, "a job seems to make it"
-    assert "at work in this storage ('data/records/pairs-cccccccccccc')" in err
+    assert "running in this storage ('data/records/pairs-cccccccccccc')" in err
     old = time.time() - 2 * inventory.STALE_SECONDS
     os.utime(unfinished / "units/one.json", (old, old))
     assert "nothing to remove" in clean(capsys, storage, "--free", "data")[1]

@@ -99,7 +99,7 @@ def test_a_checkpoint_that_is_damaged_elsewhere_or_of_other_settings_is_refused(
 ):
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(checkpoints[0], elsewhere)
-    with pytest.raises(ArtifactError, match="does not lie where its run has put it"):
+    with pytest.raises(ArtifactError, match="is not in its run's folder"):
         models_of([str(elsewhere)])
     settings = tmp_path / "outputs/runs/own/run.yaml"
     before = settings.read_text()
@@ -150,7 +150,7 @@ def test_of_several_shares_the_one_with_the_highest_score_is_kept(models, tmp_pa
     several = ("--shares", "0.9,0.1", "--shares", "0.1,0.9")
     done = run_here("merge_models", *given, *several)
     assert done.returncode == 2
-    assert "2 candidates (--shares) and nothing to choose by" in done.stderr
+    assert "2 candidates (--shares) and no tasks to choose by" in done.stderr
     done = run_here("merge_models", *given, *several, "--own-set", f"shop={own}")
     assert done.returncode == 0, done.stderr[-4000:]
     told = json.loads((tmp_path / "merged" / "merge.json").read_text())

@@ -99,4 +99,4 @@ def test_a_tracker_that_cannot_be_opened_is_a_warning(log, tmp_path, caplog):
     mirror = Copy(closed, run_with(), tmp_path, log.path)
     mirror.log_scores("eval", {"task": 0.5}, 3)
     mirror.close()
-    assert [*caplog.messages] == ["closed gets no copy of this run's curves: no login"]
+    assert [*caplog.messages] == ["cannot copy this run's curves to closed: no login"]

@@ -48,7 +48,7 @@ def test_a_model_that_is_called_as_a_papers_is_told_apart(tmp_path, capsys):
     [
         ((), "nothing to compare"),
         (("--models", "a", "--published", "nvembed-v2"), "name their folders with --results"),
-        (("--published", "nvembed-v2"), "needs a benchmark"),
+        (("--published", "nvembed-v2"), "only be compared on a benchmark"),
         (("--published", "nvembed2", "--benchmark", BEIR), "did you mean 'nvembed-v2'"),
         (("--published", "nvembed-v2", "--benchmark", "BEER"), "did you mean 'BEIR'"),
         (("--list", "--benchmark", "BIER"), "did you mean 'BEIR'"),

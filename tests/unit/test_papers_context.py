@@ -149,7 +149,7 @@ def test_other_models_and_folders_are_refused(run, tmp_path, analyse):
         return topic_scores(reference, run, task=SENTENCES, **options)
 
     save_encoder(tmp_path / "encoder")
-    with pytest.raises(ArtifactError, match="of kind 'biencoder', which takes no context"):
+    with pytest.raises(ArtifactError, match="of kind 'biencoder', which has no context"):
         measure(tmp_path / "encoder")
     (tmp_path / "empty").mkdir()
     with pytest.raises(AssetError, match="neither config"):

@@ -160,8 +160,8 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("sizes", "--model", "{}/encoder"), 1, "takes no context; CDE does"),
-        (("topics", "--model", "{}/encoder"), 1, "takes no context; CDE does"),
+        (("sizes", "--model", "{}/encoder"), 1, "has no context; take a CDE model"),
+        (("topics", "--model", "{}/encoder"), 1, "has no context; take a CDE model"),
         (("topics", "--model", "{}/empty"), 1, "neither config.json nor modules.json"),
         (("sizes",), 1, "runs/test/models/one"),
         (("sizes", "--model", "{}/cde", "--sizes", "0,9"), 2, "9 context documents are more than"),

@@ -344,7 +344,7 @@ def test_only_scores_of_one_kind_of_machine_are_compared(tmp_path, caplog):
         for run, score, one in zip(pair, (0.5, 0.25), how, strict=True):
             kept(results, run, score, **one)
     assert differences(claim, range(5), results) == {0: (0.5, 0.25), 3: (0.5, 0.25)}
-    assert caplog.text.count("measured on unlike machines") == 3
+    assert caplog.text.count("measured on different machines") == 3
 
 
 def test_what_another_machine_has_measured_is_measured_here_where_its_other_side_is_not(

@@ -157,7 +157,7 @@ def test_a_second_pruning_tells_the_matrices_of_the_first_too(tmp_path):
 
 def test_a_share_that_takes_no_weight_is_refused(tmp_path):
     folder = save_biencoder(tmp_path / "model")
-    with pytest.raises(ConfigError, match="takes no weight of any matrix"):
+    with pytest.raises(ConfigError, match="prunes no weight of this model"):
         Magnitude(sparsity=1e-6).check(folder)
 
 
@@ -183,7 +183,7 @@ def test_ways_are_read_from_words(text, found):
         ("magnitude,structure", "kind,setting=value"),
         ("magnitude,sparsity=0.1,sparsity=0.9", "names sparsity twice"),
         ("magnitude,kind=wanda", "names kind twice"),
-        ("magnitude,skip=*.attention.*", "stands in quotes"),
+        ("magnitude,skip=*.attention.*", "quote values that begin with"),
     ],
 )
 def test_words_that_are_no_way_are_refused(text, told):
@@ -286,7 +286,7 @@ def test_a_run_that_pruned_too_much_fails_and_zeros_of_the_source_do_not_count(
         return found
 
     monkeypatch.setattr(solver, "mask", one_more)
-    with pytest.raises(ArtifactError, match="of which it had 0 before; asked for were 512"):
+    with pytest.raises(ArtifactError, match="with 0 zeros before; requested were 512"):
         way.compress(CompressionSource(folder, texts), tmp_path / "pruned")
     assert not (tmp_path / "pruned").exists()
 

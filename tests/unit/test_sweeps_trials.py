@@ -141,7 +141,7 @@ def test_a_task_that_only_some_runs_score_may_be_weighed_where_they_do(tmp_path)
             {"scheduler": {"kind": "asha", "grace_steps": 99}},
             "exceeds the 6 steps",
         ),
-        ({RATE: "uniform(1, 2)"}, {}, "no end of values"),
+        ({RATE: "uniform(1, 2)"}, {}, "infinitely many values"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused_before_anything_starts(
@@ -157,7 +157,7 @@ def test_optuna_is_tried_out_at_the_corners_of_its_space(tmp_path):
     assert known_trials(sweep) == []
     with pytest.raises(ConfigError, match=r"warmup_steps=6\n.*must be below its 4 steps"):
         check_sweep(sweep)
-    with pytest.raises(ConfigError, match="asks for all"):
+    with pytest.raises(ConfigError, match="needs all values"):
         make_sweep(tmp_path, {RATE: "grid(1, 2)"}, search={"kind": "optuna"})
 
 

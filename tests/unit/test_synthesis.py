@@ -279,7 +279,7 @@ def test_an_endpoint_that_refuses_all_or_is_away_ends_the_job_at_once(tmp_path: 
 
     llm = FakeLLM(answer=away)
     run = make_run(tmp_path, tasks_per_request=1, examples={"short-long": 500})
-    with pytest.raises(AssetError, match=r"100 requests one after the other .* is kept"):
+    with pytest.raises(AssetError, match=r"100 consecutive requests .* are kept"):
         make_synthetic(run, "fake", llm)
     assert llm.asked.total() == 100
     llm = FakeLLM(answer=away)

@@ -318,7 +318,7 @@ def test_a_reference_names_what_decides_and_nothing_else() -> None:
         ("sample://wikipedia/sentences.jsonl", "did you mean 'sentence.jsonl'"),
         ("sample://other/sentence.jsonl", "expected sample://wikipedia/"),
         ("sample://wikipedia/sentence.jsonl?heldout=5", "did you mean 'held_out'"),
-        ("sample://wikipedia/texts.jsonl?held_out=5", "held_out, which decides nothing"),
+        ("sample://wikipedia/texts.jsonl?held_out=5", "held_out, which has no effect"),
         ("sample://wikipedia/sentence.jsonl?held_out=1000", "write .*sentence.jsonl$"),
         ("sample://wikipedia/WikiTopicClustering/test.jsonl?documents=3", "decides nothing"),
         ("sample://wikipedia/WikiSentenceRetrieval?queries=501", "queries 501 exceeds documents"),

@@ -124,8 +124,8 @@ def vocabulary(transformer: Path, num_vectors: int) -> MaskingVocabulary:
     found = vocabulary_of(pretrained_tokenizer(transformer), str(transformer))
     if found.num_words > num_vectors:
         raise ArtifactError(
-            f"the tokenizer in {str(transformer)!r} has {found.num_words} words, the model "
-            f"{num_vectors}; they are not of one model"
+            f"the tokenizer in {str(transformer)!r} has {found.num_words} words, but the model "
+            f"has {num_vectors}; take tokenizer and weights of the same model"
         )
     return found
 
@@ -165,7 +165,8 @@ def _head_of(
         raise ArtifactError(
             f"the head for masked-language modelling in {where!r} has words of its own: "
             f"{tuple(decoder.shape)} and a bias of {len(bias)} for the encoder's "
-            f"{tuple(words.shape)}; adapted are models whose head shares the encoder's words"
+            f"{tuple(words.shape)}; only models whose head shares the encoder's word vectors can "
+            "be adapted"
         )
     found = {"bias": bias[:num_words].float()}
     try:
@@ -175,7 +176,7 @@ def _head_of(
                 found[f"{ours}.{kind}"] = next(weights[n] for n in known if n in weights).float()
     except StopIteration:
         raise ArtifactError(
-            f"the head for masked words in {where!r} lacks {' or '.join(known)}"
+            f"the head for masked words in {where!r} has no {' or '.join(known)}"
         ) from None
     return found
 
@@ -216,8 +217,8 @@ def _check_predicts(model: MaskedLanguageModel, tokenizer: Any, what: str) -> No
     if not losses.isfinite().all():
         raise ArtifactError(
             f"{what}: the losses of a token of {len(PROBES)} short texts are {losses.tolist()}, "
-            "although its weights are finite: they overflow, so it tells no words apart and is "
-            "not handed on. Training has diverged, or its start was such: lower "
+            "although its weights are finite: they overflow, so the encoder was not exported. "
+            "Training has diverged, or the initial model was broken: lower "
             "training.optimizer.learning_rate, or raise training.optimizer.warmup_steps, and "
             "adapt under another --name"
         )
@@ -233,8 +234,8 @@ def _dense(config: RotaryEncoderConfig) -> NomicMoeConfig:
 def _check_dense(settings: Mapping[str, Any], where: str) -> None:
     if is_nomic_layout(settings) and shape_of(settings, where).num_experts:
         raise ConfigError(
-            f"model.backbone.path {where!r} is a mixture of experts; adapted are dense encoders, "
-            "which training upcycles afterwards"
+            f"model.backbone.path {where!r} is a mixture of experts; only dense encoders can be "
+            "adapted, and training upcycles them afterwards"
         )
 
 

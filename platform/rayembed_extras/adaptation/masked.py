@@ -303,11 +303,11 @@ class HeldOutScores(Callback):
             told = ", ".join(f"{HELD_OUT}/{name} {found[name]:g}" for name in bad[:_TOLD])
             more = f" and {len(bad) - _TOLD} more" if len(bad) > _TOLD else ""
             raise DivergenceError(
-                f"stage {record['stage']!r}: what the encoder makes of the held-out batches after "
-                f"step {record['step']} is not finite ({told}{more}; loss {record['loss']:.4g}, "
-                f"learning rate {record['learning_rate']:.3g}): it tells no word from another. No "
-                "checkpoint was made of it, and no encoder handed on. Most often the learning rate "
-                "is too high: lower training.optimizer.learning_rate or raise "
+                f"stage {record['stage']!r}: the metrics of the held-out batches after step "
+                f"{record['step']} are not finite ({told}{more}; loss {record['loss']:.4g}, "
+                f"learning rate {record['learning_rate']:.3g}): training has diverged. No "
+                "checkpoint and no encoder were saved. Most often the learning rate is too "
+                "high: lower training.optimizer.learning_rate or raise "
                 "training.optimizer.warmup_steps, and adapt under another --name"
             )
 

@@ -74,8 +74,8 @@ class TextsConfig(Settings):
         column = self.source.language
         if (self.language is None) == (column is None):
             raise ValueError(
-                f"texts {self.name!r}: the language of a text is either the same for all (language)"
-                " or told by rows (source.language, a column); set one of them, not both"
+                f"texts {self.name!r}: the language is either the same for all texts (language) "
+                "or read from each row (source.language, a column); set exactly one of them"
             )
         return self
 
@@ -178,8 +178,8 @@ class MaskedTraining(Settings):
             raise ValueError(f"the adaptation: {error}") from None
         if self.optimizer.loss_learning_rate is not None:
             raise ValueError(
-                "optimizer.loss_learning_rate has no effect, for the loss of masked words has no "
-                "parameters; set it to null"
+                "optimizer.loss_learning_rate has no effect because the loss of masked words "
+                "has no parameters; set it to null"
             )
         return self
 

@@ -128,7 +128,7 @@ def air_bench_datasets(
     )
     if not chosen:
         names = ", ".join([*tasks, *domains, *languages, *splits])
-        raise ConfigError(f"{version} has no data set that is all of {names}")
+        raise ConfigError(f"{version} has no data set that matches all of {names}")
     return chosen
 
 

@@ -131,9 +131,7 @@ def _commit(repository: str) -> str:
     try:
         return str(with_retries(lambda: api.dataset_info(repository).sha, repository))
     except (ConnectionError, httpx.TransportError) as error:
-        logger.warning(
-            "the hub does not answer (%s); %s is looked for in the cache", error, repository
-        )
+        logger.warning("the hub does not answer (%s); reading %s from the cache", error, repository)
         return ""
     except (OSError, httpx.HTTPError) as error:
         raise unavailable(f"hf://datasets/{repository}", error) from error
@@ -143,7 +141,7 @@ def _columns(found: _Configuration, split: str, columns: tuple[str, ...]) -> Dat
     """Read some columns of a split; they must exist and have rows."""
     if split not in found.splits:
         raise DataError(
-            f"{found.where} has no split {split!r} but {', '.join(found.splits)}. {_CHANGED}"
+            f"{found.where} has no split {split!r}; it has {', '.join(found.splits)}. {_CHANGED}"
         )
     rows = found.splits[split]
     if lacking := [name for name in columns if name not in rows.column_names]:
@@ -166,7 +164,7 @@ def _texts(found: _Configuration, split: str) -> Dataset:
         if missing := _column(rows, name).null_count:
             raise DataError(f"{where}: {missing} rows have no {name}")
     if (distinct := pyarrow.compute.count_distinct(_column(rows, "id")).as_py()) < len(rows):
-        raise DataError(f"{where}: {len(rows)} rows have only {distinct} different ids")
+        raise DataError(f"{where}: {len(rows)} rows have only {distinct} distinct ids")
     return rows
 
 

@@ -95,7 +95,7 @@ class AirBenchJob:
         named = {name for of_split in found.values() for hits in of_split.values() for name in hits}
         if unknown := unknown_ids(data.corpus, named):
             raise ArtifactError(
-                f"{self.name}: the model finds documents that the corpus does not have, such as "
+                f"{self.name}: the model returned documents that are not in the corpus, such as "
                 f"{unknown[:5]}"
             )
         for split in splits:

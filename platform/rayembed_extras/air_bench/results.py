@@ -108,7 +108,7 @@ class AirBenchResults:
                 **{field.name: values[field.name] for field in fields(ResultRecord)}
             )
         except (ValueError, KeyError, TypeError) as error:
-            logger.warning("%s cannot be read, its result is made again: %s", path, error)
+            logger.warning("%s cannot be read, so its result is computed again: %s", path, error)
             return None
 
     def problem(self, dataset: AirBenchDataset, split: Split) -> str:
@@ -129,7 +129,7 @@ class AirBenchResults:
             return False
         problem = self.problem(dataset, split)
         if problem:
-            logger.warning("%s is made again: it is %s", self.path(dataset, split), problem)
+            logger.warning("%s is computed again: it is %s", self.path(dataset, split), problem)
         return not problem
 
     def save(
@@ -213,14 +213,14 @@ def open_results(folder: str, version: str, meta: ModelMeta) -> AirBenchResults:
     if not exists(path):
         if exists(join(place, NO_RERANKER)):
             raise ArtifactError(
-                f"{place!r} has results, but no {MADE_BY} that says of which model; move them away "
+                f"{place!r} has results, but no {MADE_BY} that names their model; move them away "
                 "or choose another folder"
             )
         write_atomic(path, json.dumps(maker, indent=2).encode())
     seen = made_by(folder, version, name)
     if seen != maker:
         raise ArtifactError(
-            f"{path!r} says that the results there are those of {seen.get('model')!r} at revision "
+            f"{path!r} says that the results there are from {seen.get('model')!r} at revision "
             f"{seen.get('revision')!r}, not of {maker['model']!r} at {revision!r}; take another "
             "folder, or move the old results away"
         )
@@ -274,11 +274,12 @@ def checked(found: Found, queries: Iterable[str], where: str) -> dict[str, dict[
     asked = list(queries)
     if unasked := sorted(set(found) - set(asked)):
         raise ArtifactError(
-            f"{where}: the model answers queries that were not asked: {unasked[:5]}"
+            f"{where}: the model returned results for unknown queries: {unasked[:5]}"
         )
     if lost := [query for query in asked if not found.get(query)]:
         raise ArtifactError(
-            f"{where}: the model finds nothing for {len(lost)} of {len(asked)} queries: {lost[:5]}"
+            f"{where}: the model returned no documents for {len(lost)} of {len(asked)} queries: "
+            f"{lost[:5]}"
         )
     best: dict[str, dict[str, float]] = {}
     for query in asked:

@@ -65,7 +65,7 @@ def write_submission(folder: str, version: str, retriever: str, out: str) -> str
             raise ArtifactError(_told(results, problems))
         target = join(out, path.name)
         store_file(path, target)
-    logger.info("%s can be sent to %s", target, LEADERBOARD)
+    logger.info("submit %s to %s", target, LEADERBOARD)
     return target
 
 

@@ -143,11 +143,11 @@ def check_request(asked: CleanRequest) -> None:
     if len(whole) == 2:
         raise ConfigError("--free folder keeps MLflow's entries and --free run does not; take one")
     if whole and not asked.runs:
-        raise ConfigError(f"--free {whole[0]} needs the runs by name: --run NAME")
+        raise ConfigError(f"--free {whole[0]} needs the names of runs: --run NAME")
     if asked.runs and asked.free and not {STATES, *whole} & set(asked.free):
         raise ConfigError(
-            f"--run says nothing to --free {' and '.join(asked.free)}, which looks at all runs of "
-            "the storage; leave --run out, or add --free states, folder or run"
+            f"--run has no effect with --free {' and '.join(asked.free)}, which looks at all "
+            "runs of the storage; leave --run out, or add --free states, folder or run"
         )
     if asked.delete_versions and RUN not in asked.free:
-        raise ConfigError("--delete-versions is about the runs of --free run; add that")
+        raise ConfigError("--delete-versions needs --free run")

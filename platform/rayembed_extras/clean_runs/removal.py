@@ -133,8 +133,8 @@ def _of_states(inventory: Inventory, chosen: Sequence[StoredRun]) -> list[Step]:
     for run in chosen:
         if run.kind == RUNS and not run.is_over:
             raise ArtifactError(
-                f"the run {run.name!r} is {run.state}, and its checkpoints are what it goes on "
-                "from. Give its command again to finish it, or remove all of it (--free run)"
+                f"the run {run.name!r} is {run.state}, and needs its checkpoints to resume. Run "
+                "its command again to finish it, or remove all of it (--free run)"
             )
     runs = _with_trials(inventory, chosen) if chosen else inventory.runs
     steps = []
@@ -163,7 +163,7 @@ def _check_free(inventory: Inventory, going: Sequence[StoredRun]) -> None:
         if sweep and sweep[0].state != "done":
             raise ArtifactError(
                 f"the run {run.name!r} is a trial of the sweep {run.sweep!r}, which is "
-                f"{sweep[0].state} and reads it when it goes on; finish the sweep, or remove it "
+                f"{sweep[0].state} and reads it when it resumes; finish the sweep, or remove it "
                 f"with all of its trials (--run {run.sweep})"
             )
         place = f"{run.kind}/{run.name}"
@@ -242,14 +242,14 @@ def _of_data(inventory: Inventory, going: Sequence[StoredRun]) -> list[Step]:
     staying = _staying(inventory, going)
     if busy := [*inventory.at_work(), *inventory.being_made()]:
         raise ArtifactError(
-            f"--free data: jobs are at work in this storage ({_listed(busy)}), and which data they "
-            "are about to read is not known; wait for them or stop them"
+            f"--free data: jobs are running in this storage ({_listed(busy)}), and may be about "
+            "to read any of its data; wait for them or stop them"
         )
     if silent := [run.name for run in staying if not run.names_data]:
         raise ArtifactError(
-            f"--free data: the folder of {_listed(silent)} does not say which data it uses, as it "
-            "was ended before it could; give its command again, which writes that "
-            "down, or remove it (--free run)"
+            f"--free data: the folder of {_listed(silent)} does not record which data it uses, "
+            "because it was stopped too early; run its command again to record it, or remove it "
+            "(--free run)"
         )
     unused, steps = inventory.unused(staying, going), []
     vectors = sorted(path for path in unused if path in inventory.vectors)

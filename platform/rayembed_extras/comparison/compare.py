@@ -247,7 +247,7 @@ def compare(
             return ModelComparison(benchmark, tuple(lines), tuple(columns), column.label)
     names = {name for column in columns for name in (column.label, column.name)}
     raise ConfigError(
-        f"--baseline: {baseline!r} is none of the compared models; {nearest(baseline, names)}"
+        f"--baseline: {baseline!r} is not among the compared models; {nearest(baseline, names)}"
     )
 
 

@@ -125,7 +125,7 @@ def check_choice(args: argparse.Namespace) -> None:
         ConfigError: there are none.
     """
     if args.models and not args.results:
-        raise ConfigError("--models chooses among results; name their folders with --results")
+        raise ConfigError("--models selects from results; name their folders with --results")
 
 
 def _results(asked: argparse.Namespace) -> dict[StoredModel, dict[str, TaskScore]]:

@@ -78,9 +78,9 @@ def check_texts(way: Compression, texts: Sequence[CalibrationText]) -> None:
     """
     if isinstance(way, Calibrated) and len(texts) < way.minimum_texts:
         raise ConfigError(
-            f"{way.kind} asks for minimum_texts = {way.minimum_texts} calibration texts and got "
-            f"{len(texts)}; "
-            "give more texts of the kind that the model embeds, or lower minimum_texts"
+            f"{way.kind} needs minimum_texts = {way.minimum_texts} calibration texts and got "
+            f"{len(texts)}; give more texts of the kind that the model embeds, or lower "
+            "minimum_texts"
         )
 
 
@@ -97,8 +97,8 @@ def check_layers(way: Compression, model: TransformerModel) -> None:
         stated = int(getattr(part.config, "num_hidden_layers", found))
         if found != stated:
             raise ConfigError(
-                f"{way.kind} solves layer after layer, but the {name} has {found} layers and runs "
-                f"them {stated} times; only ways without texts, such as int8, take it"
+                f"{way.kind} solves layer after layer, but the {name} has {found} layers and "
+                f"runs them {stated} times; use a method without calibration texts, such as int8"
             )
 
 
@@ -225,8 +225,9 @@ def _solve_part(
         found = _calls(layers, run)
         if len(found) != len(layers):
             raise ConfigError(
-                f"the {name} has {len(layers)} layers and calls them {len(found)} times; only ways "
-                "without texts, such as int8, take a model whose layers are used several times"
+                f"the {name} has {len(layers)} layers and calls them {len(found)} times; for a "
+                "model that uses layers several times take a method without calibration texts, "
+                "such as int8"
             )
         if not calls:
             _check_chain(name, layers, found)
@@ -266,9 +267,9 @@ def _check_chain(name: str, layers: Sequence[nn.Module], calls: Sequence[_Call])
         apart = made.shape != met.shape or (made - met).norm() > _CHAIN_TOLERANCE * met.norm()
         if bool(apart):
             raise ConfigError(
-                f"layer {place + 2} of the {name} does not read what layer {place + 1} gives, so "
-                "that layers cannot be solved one after the other; only ways without texts, such "
-                "as int8, take this model"
+                f"layer {place + 2} of the {name} does not read the output of layer {place + 1}, "
+                "so layers cannot be solved one after the other; use a method without "
+                "calibration texts, such as int8"
             )
 
 
@@ -306,7 +307,7 @@ def _solve(
             name, statistic = matrix.slice_name(place), statistics[matrix.name, place]
             if statistic.rows == 0:
                 # All inputs alike: the matrix is judged by its weights alone.
-                logger.warning("no calibration text reached %s: judged by its weights", name)
+                logger.warning("no calibration text reached %s: its weights alone decide", name)
                 statistic.add(torch.eye(weight.shape[1], device=weight.device))
             solver.solve(weight, statistic, name)
             if not bool(weight.isfinite().all()):

@@ -135,9 +135,9 @@ def _texts(run: CompressionRun, known: Run | None, stage: str) -> list[Calibrati
     for way in run.ways:
         if number < way.fewest_texts:
             raise ConfigError(
-                f"{way.label} takes no fewer than {way.fewest_texts} calibration texts, but "
-                f"calibration.number = {number}; raise it, and name files by --texts where what "
-                "the model was trained on has fewer"
+                f"{way.label} needs at least {way.fewest_texts} calibration texts, but "
+                f"calibration.number = {number}; raise it, and name files by --texts if the "
+                "model's training data have fewer"
                 + ("; rayembed sizes cuts by all of them" if way.is_cut else "")
             )
     needed = any(way.needs_texts for way in run.ways)
@@ -149,8 +149,7 @@ def _texts(run: CompressionRun, known: Run | None, stage: str) -> list[Calibrati
         if needed:
             raise
         raise ConfigError(
-            f"{error}. Here only the measurement of speed needs them; --set speed=null leaves it "
-            "out"
+            f"{error}. Only the speed measurement needs them; skip it with --set speed=null"
         ) from None
 
 
@@ -292,8 +291,8 @@ def calibration_texts(
         found, where = _of_plan(run, stage, random), f"the batch plan of the run {run.name}"
     else:
         raise ConfigError(
-            f"no calibration texts: what {model!r} was trained on is not known, for it is no model "
-            "in a folder of a run and no registered model of one; name texts by "
+            f"no calibration texts: the training data of {model!r} are not known, because it is "
+            "neither in the folder of a run nor registered by one; name texts by "
             "calibration.path=FILE (--texts), with the column calibration.documents or "
             "calibration.queries"
         )
@@ -303,8 +302,8 @@ def calibration_texts(
         if len(texts) == settings.number:
             return list(texts)
     raise ConfigError(
-        f"{where} has {len(texts)} different texts, and calibration.number asks for "
-        f"{settings.number}; set it to {len(texts)} or name more texts by calibration.path"
+        f"{where} has {len(texts)} distinct texts, but calibration.number is {settings.number}; "
+        f"set it to {len(texts)} or name more texts by calibration.path"
     )
 
 

@@ -124,9 +124,8 @@ class CpuGraph(Compression):
         check_trainable(source.folder)
         if self.precision == "int8-static" and len(source.texts) < self.fewest_texts:
             raise ConfigError(
-                "precision = 'int8-static' takes ranges from calibration texts; "
-                f"{len(source.texts)} are given and {self.fewest_texts} are the least. "
-                "Give more, or take int8-dynamic"
+                f"precision = 'int8-static' needs at least {self.fewest_texts} calibration texts "
+                f"and got {len(source.texts)}. Give more, or take int8-dynamic"
             )
         model = load_model(source.folder, dtype="float32").eval()
         check_finite(model.state_dict().items(), f"the model {str(source.folder)!r}")
@@ -297,8 +296,8 @@ def _check_number(way: CpuGraph, folder: Path, graph: GraphConfig, asked: int) -
     found = sum(way.int8_weights(folder / name) for name in files)
     if found != asked:
         raise ArtifactError(
-            f"{way.label}: {asked} weights were to become int8, and {found} of the written graph "
-            "are; nothing is left of the attempt"
+            f"{way.label}: {asked} weights should be int8, but {found} of the exported graph "
+            "are; the output was removed"
         )
 
 
@@ -332,9 +331,9 @@ def _compare(
             + (
                 f"allowed is {_FLOAT_ERROR:g}"
                 if exact
-                else f"asked is least_cosine={way.least_cosine:g}. Leave sensitive matrices alone "
-                "by skip, or take another precision"
+                else f"the minimum is least_cosine={way.least_cosine:g}. Leave sensitive "
+                "matrices alone by skip, or take another precision"
             )
         )
-    logger.info("%s: mean cosine with the model %.5f", way.label, apart["cosine_mean"])
+    logger.info("%s: mean cosine between graph and model %.5f", way.label, apart["cosine_mean"])
     return apart

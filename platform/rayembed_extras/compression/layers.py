@@ -125,9 +125,9 @@ def _check_same(model: "TransformerModel", folder: Path, texts: Sequence[Calibra
     vectors, expected = (encode(one, some, role="document") for one in (written, model))
     if not np.array_equal(vectors, expected):
         raise ArtifactError(
-            "the model that was written gives other vectors than the one that was cut (by up to "
-            f"{float(np.abs(vectors - expected).max()):.1e}): its settings cannot say what is "
-            "left of it; nothing is left of the attempt"
+            "the saved model's vectors differ from the cut model's (by up to "
+            f"{float(np.abs(vectors - expected).max()):.1e}): its settings cannot describe the "
+            "remaining layers; the output was removed"
         )
 
 

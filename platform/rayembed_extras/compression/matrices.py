@@ -247,8 +247,8 @@ def _check_known(
     if unknown:
         raise ConfigError(
             f"the model has {len(unknown)} matrices that are neither linear layers nor experts, "
-            f"such as {unknown[0]!r}, and nobody knows how they multiply; leave them alone by "
-            "patterns in skip"
+            f"such as {unknown[0]!r}, and whose products are not known; exclude them by patterns "
+            "in skip"
         )
 
 
@@ -257,6 +257,6 @@ def _check_patterns(model: TransformerModel, skip: Sequence[str]) -> None:
     for pattern in skip:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(
-                f"skip names {pattern!r}, which fits no parameter of the model; "
+                f"skip names {pattern!r}, which matches no parameter of the model; "
                 f"{nearest(pattern, names[:40])}"
             )

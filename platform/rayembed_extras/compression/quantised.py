@@ -306,7 +306,7 @@ def _check_written(
         expected = (values.float() * scale.float()).to(back[name].dtype)
         if stored.get(name) != _STORED[way.scheme] or not torch.equal(back[name], expected):
             raise ArtifactError(
-                f"{way.label}: {name} was written as {stored.get(name)} or came back with other "
-                "weights; nothing is left of the attempt"
+                f"{way.label}: {name} was saved as {stored.get(name)} or reloaded with other "
+                "weights; the output was removed"
             )
     read.check_passes(way.label)

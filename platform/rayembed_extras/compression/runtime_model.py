@@ -133,7 +133,9 @@ class RuntimeModel(TransformerModel):
         """
         own = saved_instructions(self.folder, self.config)
         if instructions and dict(instructions) != own:
-            raise ConfigError("a graph keeps its prompts; give them to the model it is made of")
+            raise ConfigError(
+                "a graph's prompts are fixed; set them on the model that it is exported from"
+            )
         shutil.copytree(self.folder, folder, dirs_exist_ok=True)
         architecture_of(self.config).write_more(self, folder)
 

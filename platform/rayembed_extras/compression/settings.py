@@ -79,8 +79,8 @@ def settings_in(text: str) -> dict[str, Any]:
         name, equals, value = setting.partition("=")
         if not equals:
             raise ConfigError(
-                f"{text!r}: {setting!r} is no setting; write "
-                "kind,setting=value, as layers,share=0.5"
+                f"{text!r}: {setting!r} is not a setting; write kind,setting=value, such as "
+                "layers,share=0.5"
             )
         if name in found:
             raise ConfigError(f"{text!r} names {name} twice; once is enough")
@@ -89,7 +89,7 @@ def settings_in(text: str) -> dict[str, Any]:
             found[name] = value if re.fullmatch(r"\d+:\d+", value) else read_yaml(value)
         except yaml.YAMLError:
             raise ConfigError(
-                f"{text!r}: {name}={value} cannot be read; what begins with * stands in quotes, as "
-                "skip=['*.attention.*']"
+                f"{text!r}: {name}={value} cannot be read; quote values that begin with *, such "
+                "as skip=['*.attention.*']"
             ) from None
     return found

@@ -59,8 +59,8 @@ def _read(args: argparse.Namespace) -> Family:
     family = Family(run, sizes, args.texts, tuple(args.languages))
     if family.texts is not None and family.languages:
         raise ConfigError(
-            "--language chooses among the texts of the training data, and --texts names others; "
-            "give one of the two"
+            "--language selects texts of the training data, and --texts names other texts; give "
+            "only one of them"
         )
     if family.languages and not any(way.needs_texts for way in family.ways):
         raise ConfigError(
@@ -80,8 +80,8 @@ def _way(text: str) -> Compression:
     found, ways = settings_in(text), _cuts()
     if found["kind"] not in ways:
         raise ConfigError(
-            f"--size {text!r}: a size is made by {' or '.join(ways)}, whose models are trained on; "
-            f"{nearest(found['kind'], ways)} rayembed compress has the other ways"
+            f"--size {text!r}: a size needs {' or '.join(ways)}, whose models can be trained "
+            f"further; {nearest(found['kind'], ways)} rayembed compress has the other ways"
         )
     return parse(ways[found["kind"]], found)
 

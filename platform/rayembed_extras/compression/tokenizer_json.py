@@ -33,8 +33,8 @@ def check_kind(tokenizer: Mapping[str, Any], where: str) -> None:
     kind = model.get("type")
     if kind not in _KINDS:
         raise ConfigError(
-            f"vocabulary: the tokenizer of the {where} is of the kind {kind!r}, of which nobody "
-            f"knows what removed tokens do to texts; known are {', '.join(_KINDS)}"
+            f"vocabulary: the tokenizer of the {where} is of the kind {kind!r}, for which the "
+            f"effect of removed tokens on texts is not known; supported are {', '.join(_KINDS)}"
         )
     marks = [model.get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix")]
     if kind == "BPE" and any(marks):

@@ -126,8 +126,8 @@ class Vocabulary(Compression):
                 _check_pieces(name, pretrained, read.part_tokenizers[name], texts)
             if whole and not np.array_equal(encode(read, some, role="document"), expected):
                 raise ArtifactError(
-                    "the model with the smaller vocabulary gives other vectors for the texts of "
-                    "its own tokens; nothing is left of the attempt"
+                    "the model with the smaller vocabulary gives different vectors for texts of "
+                    "its kept tokens; the output was removed"
                 )
             made.write(self, source.folder, written)
         return made
@@ -158,7 +158,9 @@ def _kept(way: Vocabulary, part: Any, pretrained: Any, texts: Sequence[str]) -> 
         raise ConfigError(
             f"vocabulary: the tokenizer has the id {ids[-1]}, and the model has {rows} embeddings"
         )
-    logger.info("%d of %d tokens are kept, %d occur", len(ids), rows, len(counts))
+    logger.info(
+        "vocabulary: %d of %d tokens kept, %d occur in the texts", len(ids), rows, len(counts)
+    )
     return ids
 
 
@@ -211,7 +213,7 @@ def _check_pieces(part: str, whole: Any, cut: Any, texts: Sequence[str]) -> None
     if differ or not _plain(names[0]).items() <= _plain(names[1]).items():
         what = f"the pieces of {differ[0][:80]!r}" if differ else "special tokens"
         raise ArtifactError(
-            f"the smaller vocabulary of the {part} changes {what}; nothing is left of the attempt"
+            f"the smaller vocabulary of the {part} changes {what}; the output was removed"
         )
 
 

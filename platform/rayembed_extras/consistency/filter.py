@@ -126,9 +126,9 @@ def _filter(
     gone = total - sum(language["kept"] for language in languages)
     if gone == total:
         raise DataError(
-            f"data set {name!r}: the consistency filter leaves none of its {total} rows; ranks of "
-            f"their own documents: {bins}. Raise consistency.top_k {config.top_k}, or see whether "
-            f"the teacher {config.teacher!r} suits the data"
+            f"data set {name!r}: the consistency filter leaves none of its {total} rows; ranks "
+            f"of their own documents: {bins}. Raise consistency.top_k {config.top_k}, or check "
+            f"that the teacher {config.teacher!r} suits the data"
         )
     keep = KeepConsistent(writer.parts_folder)
     results = run_resumable(folder, f"filter {name}", keep, ranked_parts, execute)

@@ -43,8 +43,8 @@ def save_with_corpus(
     config = check_loadable(folder)
     if not config.context_places:
         raise ArtifactError(
-            f"{reference!r} is a model of kind {config.kind!r}, which takes no corpus; models do "
-            "whose vectors depend on documents of it"
+            f"{reference!r} is a model of kind {config.kind!r}, which has no corpus context; "
+            "take a contextual model, such as CDE"
         )
     model = load_model(folder, device=default_device())
     documents = _counted(documents)
@@ -69,7 +69,7 @@ def _counted(documents: Iterable[str]) -> Iterator[str]:
         if number % _DOCUMENTS_BETWEEN_LOGS == 0:
             logger.info("%s documents read", f"{number:,}")
         yield text
-    logger.info("%s documents read, that is all", f"{number:,}")
+    logger.info("%s documents read, the whole corpus", f"{number:,}")
 
 
 def _progress() -> Callable[[int, int], None]:

@@ -42,7 +42,7 @@ def _merge(args: argparse.Namespace, context: JobContext) -> None:
         check_task_names(scores)
     elif len(candidates) > 1:
         raise ConfigError(
-            f"{len(candidates)} candidates (--shares) and nothing to choose by: name "
+            f"{len(candidates)} candidates (--shares) and no tasks to choose by: name "
             "--benchmark, --tasks or --own-set"
         )
     # torch and mteb; the rest of the job needs none of them.

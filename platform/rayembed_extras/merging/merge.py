@@ -113,8 +113,8 @@ def _check_no_removed_checkpoint(reference: str) -> None:
     if named is None or exists(reference) or not exists(join(named["run"], RUN_FILE)):
         return
     raise ArtifactError(
-        f"there is no checkpoint {reference!r}: a run that is done keeps its models and weights "
-        "alone. Train it with placement.keep_states=true under another --name to merge its "
+        f"there is no checkpoint {reference!r}: a finished run keeps only its models and "
+        "weights. Train it with placement.keep_states=true under another --name to merge its "
         f"checkpoints, or name its model, {join(named['run'], 'models', named['stage'])}"
     )
 
@@ -127,8 +127,8 @@ def _exported(checkpoint: str) -> str:
     folder = "" if named is None else named["run"] + options
     if named is None or not exists(join(folder, RUN_FILE)):
         raise ArtifactError(
-            f"the checkpoint {checkpoint!r} does not lie where its run has put it, "
-            "<run>/<stage>/train/<checkpoint>, so its settings are not known; name it there"
+            f"the checkpoint {checkpoint!r} is not in its run's folder, "
+            "<run>/<stage>/train/<checkpoint>, so its settings are not known; give that path"
         )
     run = Run.read(resolve(join(folder, RUN_FILE)))
     model = join(folder, "models", f"{named['stage']}-{named['checkpoint']}")

@@ -98,7 +98,7 @@ class Copy:
             self._writer = make(run, folder)
         except Exception as error:  # noqa: BLE001 # of a library, its server or a login
             name = make.__name__
-            logger.warning("%s gets no copy of this run's curves: %s", name, error)
+            logger.warning("cannot copy this run's curves to %s: %s", name, error)
         else:
             self._thread.start()
 

@@ -211,8 +211,8 @@ def _check_supported(name: str, meta: ModelMeta) -> None:
     other = [kind for kind in meta.model_type if kind != "dense"]
     if other:
         raise ConfigError(
-            f"{name!r} is of the kind {', '.join(other)}; supported are models that give one dense "
-            "vector for each text"
+            f"{name!r} is a model of the kind {', '.join(other)}; supported are models that give "
+            "one dense vector for each text"
         )
     if "text" not in meta.modalities:
         raise ConfigError(f"{name!r} takes {', '.join(meta.modalities)} and no text")

@@ -115,7 +115,7 @@ async def _answer(
     except ServiceError:
         raise
     except Exception:
-        _logger.exception("a request failed")
+        _logger.exception("request failed with an unexpected error")
         return _error(500, "the server failed; its log has the reason", None, None)
     finally:
         task.cancel()

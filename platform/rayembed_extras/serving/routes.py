@@ -182,8 +182,8 @@ def _ranking(
         raise RequestError(f"query = {query!r:.80} must be a text", "query")
     if ":" in request.get("model", ""):
         raise RequestError(
-            f"model = {request['model']!r:.80}; a ranking knows the roles of its texts: leave out "
-            "what is behind ':'",
+            f"model = {request['model']!r:.80}; a ranking sets the roles of its texts itself: "
+            "leave out ':' and the role",
             "model",
         )
     (asked,) = read_texts([query], "query")

@@ -142,8 +142,8 @@ def _read(args: argparse.Namespace, sweeps: Sweeps) -> PrintedSweep:
     if args.trials is not None:
         if search["kind"] == "grid":
             raise ConfigError(
-                f"--trials {args.trials} is a number of draws, and a grid takes every combination; "
-                "add --search random or optuna, or leave --trials out"
+                f"--trials {args.trials} is a number of draws, but a grid runs every "
+                "combination; add --search random or optuna, or leave --trials out"
             )
         search["trials"] = args.trials
     scheduler = given.get("scheduler", {})

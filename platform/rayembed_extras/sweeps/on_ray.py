@@ -109,9 +109,9 @@ def check_dashboard() -> None:
         ray.get(ray.remote(num_cpus=0)(_ask_dashboard).remote())
     except ray.exceptions.RayError as error:
         raise PlacementError(
-            "a sweep needs Ray's dashboard, which gives the CPUs and GPUs of a trial that was "
-            "ended back to the others, and it does not answer; start the cluster with "
-            f"--include-dashboard=true. Ray says: {error}"
+            "a sweep needs Ray's dashboard, which releases the CPUs and GPUs of stopped trials, "
+            "and it does not answer; start the cluster with --include-dashboard=true. Ray says: "
+            f"{error}"
         ) from None
 
 
@@ -140,7 +140,7 @@ def run_trials(
     done = [record for record in past.values() if record.is_done]
     number = number_left(sweep, trials, past)
     if number == 0:
-        logger.info("all %d trials have ended before", len(done))
+        logger.info("all %d trials ended in earlier submissions", len(done))
         return
     at_once = min(_trials_that_fit(sweep, sweep.trials_at_once or number), number)
     told = len(trials) or number + len(done)
@@ -148,8 +148,8 @@ def run_trials(
     own = with_cores_of_their_own(sweep, at_once)
     if own is not sweep:
         logger.info(
-            "side by side each worker takes %d thread(s); alone a trial gives the same digits with "
-            "--set placement.threads_per_worker=%d",
+            "each worker of trials side by side uses %d thread(s); a trial alone gives "
+            "identical results with --set placement.threads_per_worker=%d",
             *(own.base.placement.threads_per_worker,) * 2,
         )
     sweep = own
@@ -187,8 +187,8 @@ def run_trials(
         tuner.fit()
     if recorder.num_ended < number:  # Ray Tune takes an interrupt for an end like any other
         raise WorkerError(
-            f"the sweep was stopped when {recorder.num_ended} of {number} trials had ended; submit "
-            "it again under the same name to go on"
+            f"the sweep was stopped when {recorder.num_ended} of {number} trials had ended; "
+            "submit it again under the same name to resume"
         )
 
 

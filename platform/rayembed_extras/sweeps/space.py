@@ -125,9 +125,7 @@ def parse_domain(path: str, text: str) -> Domain:
             raise ConfigError(f"{told}: an empty search space; name at least one value")
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
-            raise ConfigError(
-                f"{told}: the value {without_credentials(twice)!r} stands there twice"
-            )
+            raise ConfigError(f"{told}: the value {without_credentials(twice)!r} is listed twice")
         return Domain(kind, tuple(values))
     low, high = _limits(told, kind, values)
     return Domain(kind, low=low, high=high)
@@ -184,7 +182,7 @@ def check_paths(space: Space) -> None:
         for other in space:
             if other.startswith(f"{path}.") and not path.endswith(".kind"):
                 raise ConfigError(
-                    f"{path} and {other} are both searched, and the second is a part of the first; "
+                    f"{path} and {other} are both searched, but the second is part of the first; "
                     "leave one out"
                 )
 
@@ -212,8 +210,9 @@ def all_values(space: Space) -> Iterator[dict[str, str]]:
     for path, domain in space.items():
         if not domain.is_finite:
             raise ConfigError(
-                f"{path}={domain.kind}({domain.low:g}, {domain.high:g}) has no end of values for a "
-                "grid; take --search random or optuna, or list values with grid(…)"
+                f"{path}={domain.kind}({domain.low:g}, {domain.high:g}) has infinitely many "
+                "values, too many for a grid; take --search random or optuna, or list values "
+                "with grid(…)"
             )
     yield from _product({path: domain.values for path, domain in space.items()})
 
@@ -243,9 +242,7 @@ def apply(run: SettingsT, values: Values) -> SettingsT:
         return override(run, [f"{path}={value}" for path, value in values.items()])
     except ConfigError as error:
         shown = ", ".join(f"{path}={without_credentials(v)}" for path, v in values.items())
-        raise ConfigError(
-            f"the search space holds a run that cannot be: {shown}\n{error}"
-        ) from None
+        raise ConfigError(f"the search space contains an invalid run: {shown}\n{error}") from None
 
 
 def _product(values: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:

@@ -166,11 +166,12 @@ def _as_begun(sweep: Sweep, place: str) -> Sweep:
     sweep, found = sweep_as_begun(sweep, begun), begun.fingerprint
     if found != sweep.fingerprint:
         raise ArtifactError(
-            f"the sweep {sweep.name!r} (fingerprint {sweep.fingerprint}) cannot go on in {place!r}:"
-            f" a sweep with fingerprint {found} was begun there. Runs, space, search, scheduler or "
-            "metric differ; give this one another --name, or put the settings back"
+            f"the sweep {sweep.name!r} (fingerprint {sweep.fingerprint}) cannot resume in "
+            f"{place!r}: a sweep with fingerprint {found} was started there. Runs, space, "
+            "search, scheduler or metric differ; give this one another --name, or put the "
+            "settings back"
         )
-    logger.info("sweep %s goes on in %s", sweep.name, place)
+    logger.info("sweep %s resumes in %s", sweep.name, place)
     return sweep
 
 
@@ -249,6 +250,6 @@ def _refuse_failed(records: Mapping[str, TrialRecord]) -> None:
         problems = {record.key: record.problem.replace("\n", "\n    ") for record in failed}
         told = "\n".join(f"  {key}: {problem}" for key, problem in problems.items())
         raise WorkerError(
-            f"{len(failed)} of {len(records)} trials failed; the others are done. Submit the sweep "
-            f"again to try these anew:\n{told}"
+            f"{len(failed)} of {len(records)} trials failed; the others are done. Submit the "
+            f"sweep again to retry them:\n{told}"
         )

@@ -134,7 +134,7 @@ def _of_kept_weights(trained: _Trained) -> dict[str, float]:
     if record is None or record.score is None:
         why = "there is no record of it" if record is None else record.problem
         raise ArtifactError(
-            f"the weights of step {step} of {run.name!r}, which the stage {stage.name!r} hands on, "
-            f"have no validation score: {why}; the trial cannot be compared"
+            f"the weights of step {step} of {run.name!r}, which the stage {stage.name!r} "
+            f"exports, have no validation score: {why}; the trial cannot be compared"
         )
     return {**record.scores, SCORE: record.score}

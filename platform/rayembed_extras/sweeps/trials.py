@@ -202,9 +202,10 @@ def _check_held_out(sweep: Sweep, trials: Sequence[Trial]) -> None:
     }
     if len(parts) > 1:
         raise ConfigError(
-            "the trials are compared by what their data sets hold out, and differ in it: source "
-            "and held_out of data sets must be the same in all; set them with --set path=value, "
-            "or compare by sets of their own (evaluation.own_sets, with metric.of=evaluation)"
+            "the trials are compared on held-out rows, but hold out different rows: source and "
+            "held_out of data sets must be the same in all trials; set them with --set "
+            "path=value, or compare by sets of their own (evaluation.own_sets, with "
+            "metric.of=evaluation)"
         )
 
 
@@ -277,8 +278,8 @@ def data_runs(sweep: Sweep, runs: Sequence[Run]) -> list[Run]:
         if not domains[path].is_finite:
             raise ConfigError(
                 f"{path} changes the data, which is prepared before the first trial, and its "
-                f"{domains[path].kind}(…) has no end of values; write choice(…), or take --search "
-                "random, whose values are known beforehand"
+                f"{domains[path].kind}(…) has infinitely many values; write choice(…), or take "
+                "--search random, whose values are known beforehand"
             )
     if math.prod(len(domains[path].values) for path in changing) > MOST_DATA:
         raise ConfigError(

@@ -203,13 +203,13 @@ def ask_and_store(
                     in_a_row += 1
                 case "stopped":
                     raise AssetError(
-                        f"{what}: the endpoint refuses what it is asked: {answer.problem}"
+                        f"{what}: the endpoint refuses every request: {answer.problem}"
                     )
             if in_a_row >= min(lost_in_a_row, _LOST_IN_A_ROW):
                 raise AssetError(
-                    f"{what}: {in_a_row} requests one after the other got no answer, the last one: "
-                    f"{answer.problem}. What was answered is kept; start the job again when the "
-                    "endpoint is back"
+                    f"{what}: {in_a_row} consecutive requests got no answer; the last problem: "
+                    f"{answer.problem}. Answers received so far are kept; start the job again "
+                    "when the endpoint is back"
                 )
             now = time.monotonic()
             if now - logged > _SECONDS_BETWEEN_LOGS or done == len(requests):

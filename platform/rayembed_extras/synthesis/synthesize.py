@@ -203,7 +203,7 @@ class _RecordsWriter:
         self._check()
         self._write(flush=True)
         if not self._parts:
-            raise DataError("no record came of the synthesis: all examples were rejected")
+            raise DataError("the synthesis produced no records: all examples were rejected")
         audit = self.audit
         result = {
             "rows_in": audit.rows_in,

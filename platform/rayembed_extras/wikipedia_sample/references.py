@@ -63,8 +63,8 @@ def parse_reference(reference: str) -> SampleReference:
     known = dict(parse_qsl(canonical.partition("?")[2]))
     if extra := sorted(values.keys() - known.keys()):
         raise AssetError(
-            f"the sample {reference!r} names {', '.join(extra)}, which decides nothing of it or is "
-            f"the default; write {canonical}"
+            f"the sample {reference!r} names {', '.join(extra)}, which has no effect or is the "
+            f"default; write {canonical}"
         )
     return found
 

@@ -108,7 +108,7 @@ def predictor(model: nn.Module, *, rows: int, precision: Dtype, device: str) -> 
                 if output.get(name) is not None
             }
             if not all(np.isfinite(values).all() for values in kept.values()):
-                raise DivergenceError("what the fine-tuned model gives for inputs is not finite")
+                raise DivergenceError("the fine-tuned model's outputs are not finite")
             for row, place in enumerate(places):
                 found[place] = {name: np.array(values[row]) for name, values in kept.items()}
         return found

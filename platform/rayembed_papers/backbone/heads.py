@@ -145,7 +145,7 @@ def _check_family(settings: Any, finetunings: Sequence[Finetuning]) -> None:
         classes = ", ".join(sorted(set(lacking.values())))
         raise ConfigError(
             f"models of the family {settings.model_type!r} have no head for {', '.join(lacking)} "
-            f"({classes} of transformers); leave out the tasks that take it, as --dry-run tells"
+            f"({classes} of transformers); leave out the tasks that need it, listed by --dry-run"
         )
 
 

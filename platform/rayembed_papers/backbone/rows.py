@@ -100,9 +100,7 @@ def _read(rows: TaskRows, pieces: list[FilePiece]) -> list[tuple[str, Row]]:
     try:
         check_columns(pieces[0], {f"column {name}": name for name in rows.needed})
     except ConfigError as error:  # of the data set here, not of a setting
-        raise DataError(
-            f"the data set {rows.repository!r} is not what was expected: {error}"
-        ) from error
+        raise DataError(f"the data set {rows.repository!r} is not as expected: {error}") from error
     return [found for piece in pieces for found in _of_piece(rows, piece)]
 
 

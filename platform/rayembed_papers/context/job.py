@@ -97,9 +97,9 @@ def clustered_datasets(run: Run, names: str | None) -> list[DatasetConfig]:
     found = [known[name] for name in wanted if known[name].clusters is not None]
     if not found:
         raise ConfigError(
-            f"data.datasets.{wanted[0]}.clusters is null in the run {run.name!r}: no teacher is "
-            "named that makes clusters; take a recipe with clusters or set one, for instance "
-            f"--set data.datasets.{wanted[0]}.clusters.teacher=hf://owner/model --set "
+            f"data.datasets.{wanted[0]}.clusters is null in the run {run.name!r}: no teacher for "
+            "clusters is set; take a recipe with clusters or set one, for instance --set "
+            f"data.datasets.{wanted[0]}.clusters.teacher=hf://owner/model --set "
             f"data.datasets.{wanted[0]}.clusters.batch_pairs=64"
         )
     return found
@@ -231,7 +231,7 @@ def _where(run: Run) -> dict[str, Any]:
 def _names(text: str) -> tuple[str, ...]:
     names = names_in(text)
     if not names:
-        raise argparse.ArgumentTypeError(f"{text!r} names nothing; expected names like A,B")
+        raise argparse.ArgumentTypeError(f"{text!r} contains no name; expected names such as A,B")
     return names
 
 

@@ -95,7 +95,8 @@ def contextual_folder(reference: str) -> tuple[Path, int]:
     config = check_loadable(folder)
     if config.kind != "cde":
         raise ArtifactError(
-            f"{reference!r} is a model of kind {config.kind!r}, which takes no context; CDE does"
+            f"{reference!r} is a model of kind {config.kind!r}, which has no context; take a CDE "
+            "model"
         )
     return folder, config.context_places
 

@@ -43,8 +43,8 @@ def _measure(args: argparse.Namespace, context: JobContext) -> None:
     if failed:
         told = "\n".join(f"  {name}: {error}" for name, error in failed.items())
         raise WorkerError(
-            f"{len(failed)} runs failed; the others are done. The same command tries them "
-            f"again:\n{told}"
+            f"{len(failed)} runs failed; the others are done. Run the same command to retry "
+            f"them:\n{told}"
         )
 
 
@@ -86,7 +86,7 @@ def _measured(
             continue
         ahead = expected_seconds(tasks[number:], results.storage) / 3600
         logger.info(
-            "%s, run %d of %d: about %.0f minutes; all that are left about %.1f hours",
+            "%s, run %d of %d: about %.0f minutes; all remaining runs about %.1f hours",
             *(task.run.name, number + 1, len(tasks), seconds / 60, ahead),
         )
         try:

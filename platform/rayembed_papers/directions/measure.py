@@ -109,8 +109,8 @@ class Results:
                 self.kept[run.name] = MeasuredRun.parse(json.loads(read_bytes(path)))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ArtifactError(
-                    f"the result {path!r} is damaged ({error}); remove it, and the same command "
-                    "measures it again"
+                    f"the result {path!r} is damaged ({error}); remove it and run the same "
+                    "command to measure it again"
                 ) from None
         return self.kept[run.name]
 
@@ -261,8 +261,8 @@ def differences(
             continue
         if not one.like(other):
             logger.warning(
-                "%s and %s are not compared, as they were measured on unlike machines; the same "
-                "command measures here what another one has measured",
+                "%s and %s are not compared because they were measured on different machines; "
+                "run the same command to measure both on this machine",
                 *(pair[0].name, pair[1].name),
             )
             continue

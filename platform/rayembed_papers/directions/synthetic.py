@@ -167,9 +167,9 @@ def write_pairs(storage: str) -> None:
     told = "; ".join(f"{count} × {reason}" for reason, count in refused.most_common()) or "none"
     if len(rows) < _LEAST_SHARE * len(articles):
         raise DataError(
-            f"of {len(articles)} answers of {_MODEL} {len(rows)} are questions that can be used "
-            f"({told}), the last one {answers[-1]!r}; other versions of torch or transformers may "
-            "read the model in another way"
+            f"of {len(articles)} answers of {_MODEL} only {len(rows)} are usable questions "
+            f"({told}); the last answer is {answers[-1]!r}; other versions of torch or "
+            "transformers may read the model in another way"
         )
     lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     write_atomic(path, "".join(lines).encode())

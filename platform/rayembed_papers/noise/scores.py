@@ -125,8 +125,8 @@ class Noise:
         ]
         if not others:
             raise DataError(
-                f"no article beside the held-out ones has {num_words} words for the noise; hold "
-                "out fewer or append fewer words"
+                f"no article that is not held out has {num_words} words for the noise; hold out "
+                "fewer or append fewer words"
             )
         return cls([a.extract for a in sorted(others, key=lambda a: a.title)], num_words, run.seed)
 
@@ -239,9 +239,9 @@ def _warn_of_cut_noise(
             )
     if cut:
         logger.warning(
-            "%s: %d of %d texts with noise are longer than it reads, so that some of the noise is "
-            "not seen and the drop is smaller; score shorter texts (max_length in the references "
-            "of evaluation.own_sets)",
+            "%s: %d of %d texts with noise are longer than the model's maximum length, so the "
+            "model does not read all noise and the loss is smaller; score shorter texts "
+            "(max_length in the references of evaluation.own_sets)",
             *(name, cut, number),
         )
 

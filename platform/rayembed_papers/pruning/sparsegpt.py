@@ -79,8 +79,8 @@ class SparseGPTSolver:
         if zeros > self.sparsity:
             raise ConfigError(
                 f"sparsegpt: {name} has {zeros:.0%} zeros already, more than sparsity = "
-                f"{self.sparsity:g}, and some would become weights again; ask for more, or prune "
-                "the model as it was before"
+                f"{self.sparsity:g}, and some of them would become nonzero; raise sparsity, or "
+                "prune the original model"
             )
         group = GROUPS.get(self.structure)
         # It takes linear layers alone, and looks at no more of them than their weight.

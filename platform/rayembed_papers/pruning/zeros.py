@@ -170,8 +170,8 @@ def _check_structure(way: Pruning, chosen: "Sequence[Matrix]") -> None:
     if not any(way.requested_zeros(*shape) for shape in shapes):
         largest = max(shapes, key=math.prod)
         raise ConfigError(
-            f"sparsity = {way.sparsity} takes no weight of any matrix of this model, of which the "
-            f"largest has the shape {tuple(largest)}; raise it"
+            f"sparsity = {way.sparsity} prunes no weight of this model, whose largest matrix has "
+            f"the shape {tuple(largest)}; raise it"
         )
     group = GROUPS.get(way.structure)
     if group is None:
@@ -226,12 +226,12 @@ def _check_slice(way: Pruning, weight: "Tensor", told: str, before: int) -> None
     zeros, asked = int((weight == 0).sum()), way.requested_zeros(*weight.shape)
     if zeros < asked or (way.is_exact and zeros - before > asked):
         raise ArtifactError(
-            f"{way.label}: {told} was written with {zeros} zeros of {weight.numel()} weights, of "
-            f"which it had {before} before; asked for were {asked}; nothing is left of the attempt"
+            f"{way.label}: {told} was written with {zeros} zeros of {weight.numel()} weights, "
+            f"with {before} zeros before; requested were {asked}; the output was removed"
         )
     broken = 0 if way.structure not in GROUPS else broken_groups(weight, way.structure)
     if broken:
         raise ArtifactError(
-            f"{way.label}: {told} has {broken} groups that are not {way.structure}; nothing is "
-            "left of the attempt"
+            f"{way.label}: {told} has {broken} groups that are not {way.structure}; the output "
+            "was removed"
         )

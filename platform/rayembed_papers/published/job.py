@@ -39,8 +39,7 @@ def _read(args: argparse.Namespace) -> argparse.Namespace:
         )
     if args.published and args.benchmark is None:
         raise ConfigError(
-            "--published needs --benchmark NAME: what papers print needs a benchmark to be "
-            "compared on"
+            "--published needs --benchmark NAME: papers' scores can only be compared on a benchmark"
         )
     return args
 

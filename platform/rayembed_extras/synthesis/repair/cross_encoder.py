@@ -37,7 +37,7 @@ class CrossEncoderJudge(CrossEncoder, Judge):
     def _has_a_limit(self) -> CrossEncoderJudge:
         if self.margin is None and self.min_score is None:
             raise ValueError(
-                "margin and min_score are both null, so that every negative would be a false one; "
+                "margin and min_score are both null, so every negative would count as false; "
                 "set one of them"
             )
         return self

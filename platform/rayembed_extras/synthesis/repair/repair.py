@@ -91,9 +91,9 @@ def _repair(
     told = _told(results, config.action)
     if not parts:
         raise DataError(
-            f"data set {dataset.name!r}: the repair leaves none of its "
-            f"{told['judged_rows']} rows; set data.datasets.{dataset.name}.repair.action=relabel "
-            "or drop, or see whether the judge suits the data"
+            f"data set {dataset.name!r}: the repair leaves none of its {told['judged_rows']} "
+            f"rows; set data.datasets.{dataset.name}.repair.action=relabel or drop, or check "
+            "that the judge suits the data"
         )
     made = writer.finish(
         results,
