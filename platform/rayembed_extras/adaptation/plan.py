@@ -312,8 +312,8 @@ def _order(
         if size < needed:
             raise DataError(
                 f"the language {code!r} has {size} sequences, but each batch of "
-                f"{global_sequences} takes up to {needed} of them (share {part:.4g}; what "
-                "training.held_out takes is not counted); lower training.global_sequences, raise "
+                f"{global_sequences} takes up to {needed} of them (share {part:.4g}; without the "
+                "sequences of training.held_out); lower training.global_sequences, raise "
                 "corpus.language_alpha, or add texts"
             )
     rows = [

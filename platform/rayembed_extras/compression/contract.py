@@ -111,7 +111,7 @@ class Compression(Settings):
             ConfigError: it cannot, with the reason; or a package is missing, with its command.
             ArtifactError: no model that can be loaded.
         """
-        raise TypeError(f"{type(self).__name__} checks no model")
+        raise TypeError(f"{type(self).__name__} does not implement check")
 
     def compress(self, source: CompressionSource, output: Path) -> Compressed:
         """Write the compressed model into the folder `output`, which `load_model` reads.
@@ -122,7 +122,7 @@ class Compression(Settings):
             ConfigError: as `check`; or too few calibration texts.
             ArtifactError: the model is damaged, or the result is not what was asked.
         """
-        raise TypeError(f"{type(self).__name__} compresses no model")
+        raise TypeError(f"{type(self).__name__} does not implement compress")
 
 
 class Calibrated(Compression):

@@ -175,18 +175,18 @@ class CpuGraph(Compression):
             products: names of the graph's nodes whose weights become int8.
             batches: calibration texts, one in each.
         """
-        raise TypeError(f"{type(self).__name__} converts no graph")
+        raise TypeError(f"{type(self).__name__} does not implement convert")
 
     def int8_weights(self, target: Path) -> int:
         """Number of int8 weights in an exported graph."""
-        raise TypeError(f"{type(self).__name__} counts no weights")
+        raise TypeError(f"{type(self).__name__} does not implement int8_weights")
 
 
 def _check_size(model: "TransformerModel") -> None:
     size = 4 * sum(parameter.numel() for parameter in model.parameters())
     if size > LARGEST_BYTES:
         raise ConfigError(
-            f"the model has {size / 1e9:.1f} GB in float32, and a graph's file holds "
+            f"the model has {size / 1e9:.1f} GB in float32, but one graph file holds at most "
             f"{LARGEST_BYTES / 1e9:.1f}; take a smaller model, or int8 weights for torch"
         )
 

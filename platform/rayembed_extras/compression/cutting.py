@@ -37,8 +37,8 @@ def keep_layers(model: Any, kept: Sequence[int]) -> None:
         )
         raise ConfigError(
             f"layers {list(kept)} of {whole} cannot be kept: in models of the family "
-            f"{settings.model_type!r} the kind of a layer follows from its place, and "
-            f"{differ[0]!r} would be of another; keep layers so that the kinds alternate as before"
+            f"{settings.model_type!r} the kind of a layer follows from its position, and "
+            f"{differ[0]!r} would change; keep layers so that the kinds alternate as before"
         )
 
 

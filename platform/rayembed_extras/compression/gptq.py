@@ -107,7 +107,9 @@ def damping(hessian: "Tensor", name: str) -> float:
             torch.linalg.cholesky_ex(torch.cholesky_inverse(factor))[1]
         ):
             if share != DAMPING:
-                logger.warning("%s: inputs nearly dependent, damped by %g", name, share)
+                logger.warning(
+                    "%s: inputs are nearly linearly dependent, damping raised to %g", name, share
+                )
             return share
     raise ArtifactError(
         f"the inputs of {name} have no second moments to solve with; are the model's weights or "

@@ -56,7 +56,7 @@ class Layers(Compression):
             )
         if list(self.which) != sorted({*self.which}) or min(self.which, default=0) < 0:
             raise ValueError(
-                f"layers.which = {list(self.which)} must rise from layer to layer, from 0 on"
+                f"layers.which = {list(self.which)} must be ascending layer indices, from 0 on"
             )
         return self
 
@@ -102,7 +102,7 @@ def evenly_spaced(whole: int, kept: int, fits: Callable[[int, int], bool]) -> li
         if not left:
             raise ConfigError(
                 f"layers: {kept} of {whole} layers cannot be kept: the model's layers are of "
-                f"several kinds, and none of the kind that stands at place {place} is left; take "
+                f"several kinds, and none of the kind needed at position {place} is left; take "
                 "another number"
             )
         chosen.append(min(left, key=lambda layer: (abs(layer - ideal), layer)))
@@ -157,7 +157,7 @@ def _cut(way: Layers, model: "TransformerModel") -> None:
     kept = list(way.which) or evenly_spaced(whole, number, fits)
     if wrong := [layer for place, layer in enumerate(kept) if not fits(layer, place)]:
         raise ConfigError(
-            f"layers.which = {kept}: layer {wrong[0]} would stand at place "
+            f"layers.which = {kept}: layer {wrong[0]} would move to position "
             f"{kept.index(wrong[0])}, where the model has layers of another kind; keep layers so "
             "that the kinds alternate as before"
         )

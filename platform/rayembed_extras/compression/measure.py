@@ -59,8 +59,8 @@ def measure(
             return pool.submit(_measure, folder, list(documents), dtype, threads).result()
         except BrokenProcessPool as error:
             raise ArtifactError(
-                f"the process that measures {str(folder)!r} died, as for lack of memory: {error}; "
-                "leave the measurement out (speed=null)"
+                f"the process that measures {str(folder)!r} died, possibly because memory ran "
+                f"out: {error}; leave the measurement out (speed=null)"
             ) from error
 
 

@@ -95,7 +95,7 @@ class CompressionRun(Scores, Document):
         labels = [way.label for way in self.ways]
         if twice := sorted({label for label in labels if labels.count(label) > 1}):
             raise ValueError(
-                f"two ways are called {twice[0]!r}; variants that differ in other settings than "
-                "their label shows need runs of their own"
+                f"two compression methods have the label {twice[0]!r}; variants whose labels are "
+                "equal need separate runs"
             )
         return self

@@ -53,7 +53,7 @@ def save_with_corpus(
     else:
         context = corpus_context(model, documents, seed=seed)
     if context is None:
-        raise DataError("the corpus has no document that is not empty")
+        raise DataError("the corpus has no non-empty document")
     model = load_model(folder, dtype=saved_dtype(folder))  # another may have embedded
     model.set_corpus(context)
     model.save(output, instructions=saved_instructions(folder, model.config))

@@ -215,7 +215,7 @@ def _check_supported(name: str, meta: ModelMeta) -> None:
             "one dense vector for each text"
         )
     if "text" not in meta.modalities:
-        raise ConfigError(f"{name!r} takes {', '.join(meta.modalities)} and no text")
+        raise ConfigError(f"{name!r} takes {', '.join(meta.modalities)} but no text")
     similarity = meta.similarity_fn_name
     if similarity is not None and similarity.value not in ("cosine", "dot"):
         raise ConfigError(

@@ -189,8 +189,8 @@ def sentence_spec(settings: ModelUnderTest, *, on: Precision | str | None = None
     _check_dense(folder, stated)
     if foreign := foreign_modules(folder):
         raise ArtifactError(
-            f"{str(folder)!r} names the modules {foreign}, code that it brings itself, which is "
-            "never run; name a folder, or an hf:// reference, that rayembed loads"
+            f"{str(folder)!r} names the modules {foreign} of its own code, which is never run; "
+            "name a folder, or an hf:// reference, that rayembed loads"
         )
     similarity: Any = stated.get("similarity_fn_name") or "cosine"
     if similarity not in get_args(Similarity):

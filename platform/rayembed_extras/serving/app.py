@@ -186,7 +186,7 @@ def _check_key(request: Request, wanted: Collection[str]) -> None:
     if scheme.lower() != "bearer" or not any(matches):
         raise ServiceError(
             401,
-            "this server asks for a token: send the header 'Authorization: Bearer <token>'",
+            "this server needs a token: send the header 'Authorization: Bearer <token>'",
             code="invalid_api_key",
         )
 
@@ -223,7 +223,7 @@ class _Bodies:
                 408, f"the request was not sent within {seconds:g} seconds"
             ) from None
         except ClientDisconnect:
-            raise ServiceError(499, "the client left") from None  # to nobody
+            raise ServiceError(499, "the client disconnected") from None  # to nobody
         finally:
             self._bytes -= self._held.pop(time, 0)
 

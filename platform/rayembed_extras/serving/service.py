@@ -229,7 +229,10 @@ class EmbeddingService:
             found[i] = _no_vector()
         if wrong := sum(isinstance(one, BaseException) for one in found):
             _logger.error(
-                "%s gives no unit vectors for %d of %d texts", self.name, wrong, len(found)
+                "%s: the model returned vectors that are not of length 1 for %d of %d texts",
+                self.name,
+                wrong,
+                len(found),
             )
         return found
 

@@ -40,8 +40,8 @@ class Limits(Settings):
     def _check_bytes(self) -> Self:
         if self.waiting_bytes < self.body_bytes:
             raise ValueError(
-                f"waiting_bytes {self.waiting_bytes} is below body_bytes {self.body_bytes}, so the "
-                "largest bodies would never come whole; raise the one or lower the other"
+                f"waiting_bytes {self.waiting_bytes} is below body_bytes {self.body_bytes}, so "
+                "the largest bodies could never be received; raise the one or lower the other"
             )
         return self
 

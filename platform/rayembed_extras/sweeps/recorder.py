@@ -77,7 +77,7 @@ class TrialRecorder:
         self._ended.add(trial_id)
         if self.records[key].state == "begun":
             self._put(replace(self.records[key], state="stopped"))
-            logger.info("%s  ended by the scheduler", key)
+            logger.info("%s  stopped by the scheduler", key)
 
     def record_failure(self, trial_id: str, given: TrialRecord, problem: str) -> None:
         """Record the error that ended a trial for good."""

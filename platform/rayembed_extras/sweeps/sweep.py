@@ -94,7 +94,7 @@ def _sweep(
     needed = data_runs(sweep, [trial.run for trial in trials])
     folders = prepare_runs(needed)
     made = {r.name: sorted(map(file_name, f)) for r, f in zip(needed, folders, strict=True)}
-    logger.info("the data of all trials are prepared (%d different)", len(needed))
+    logger.info("data of all trials prepared (%d distinct sets)", len(needed))
     plans = _with_earlier(sweep, files.place, made)
     if left:
         runs = min(left, sweep.trials_at_once or 1)
@@ -189,9 +189,10 @@ def _with_earlier(
     if changed := [(before, now) for before, now in known if before != now]:
         before, now = (", ".join(names) for names in changed[0])
         raise ArtifactError(
-            f"the sweep {sweep.name!r} cannot go on: since it was begun, files of its data or the "
-            f"version of rayembed have changed (the plan {before} would be {now} now), and trials "
-            "on other data cannot be compared. Give this one another --name, or put them back"
+            f"the sweep {sweep.name!r} cannot resume: since its start, files of its data or the "
+            f"version of rayembed have changed (the plan {before} would be {now} now), and "
+            "trials on other data cannot be compared. Give this one another --name, or put them "
+            "back"
         )
     return {**begun, **plans}
 
@@ -213,7 +214,9 @@ def _close_ended(sweep: Sweep, records: Mapping[str, TrialRecord]) -> None:
             # A trial may fail before it has a run.
             has_none = isinstance(error, ArtifactError) and not isinstance(error, StorageError)
             if status != "FAILED" or not has_none:
-                logger.warning("MLflow does not know that %s was ended: %s", name, error)
+                logger.warning(
+                    "cannot record in MLflow that the trial %s was stopped: %s", name, error
+                )
             continue
         if status == "KILLED":
             tracker.set_tags({ENDED_TAG: str(record.last_step)})

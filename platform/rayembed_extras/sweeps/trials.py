@@ -181,8 +181,8 @@ def check_sweep(sweep: Sweep) -> None:
             and all(_are_steps_known(trial.run) for trial in trials)
         ):
             raise ConfigError(
-                f"scheduler.grace_steps {grace} exceeds the {total} steps of a trial, so none "
-                "would ever be ended; lower it, or take scheduler=none"
+                f"scheduler.grace_steps {grace} exceeds the {total} steps of a trial, so no "
+                "trial would be stopped; lower it, or take scheduler=none"
             )
     if not known:
         data_runs(sweep, [])
@@ -283,8 +283,8 @@ def data_runs(sweep: Sweep, runs: Sequence[Run]) -> list[Run]:
             )
     if math.prod(len(domains[path].values) for path in changing) > MOST_DATA:
         raise ConfigError(
-            f"{', '.join(changing)} make more than {MOST_DATA} different data; offer fewer values, "
-            "or take --search random"
+            f"{', '.join(changing)} need more than {MOST_DATA} distinct data preparations; offer "
+            "fewer values, or take --search random"
         )
     combinations = itertools.product(*(domains[path].values for path in changing))
     values = [{**first, **dict(zip(changing, one, strict=True))} for one in combinations]

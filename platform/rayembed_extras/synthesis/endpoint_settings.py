@@ -61,7 +61,7 @@ class OpenAICompatible(Settings):
             # The value is not repeated: it may be a key.
             raise ValueError(
                 "give the name of an environment variable in capitals, such as OPENAI_API_KEY; "
-                "the key itself must stand in no setting, as settings are written to disk"
+                "the key itself must not be in a setting because settings are written to disk"
             )
         return name
 

@@ -142,7 +142,7 @@ def fetch_llm(reference: str) -> tuple[str, str]:
     paths = sorted({path for path, _ in found})
     if len(paths) > 1:
         raise PlacementError(
-            f"the model {reference!r} lies at {paths[0]!r} on one node and at {paths[1]!r} on "
+            f"the model {reference!r} is at {paths[0]!r} on one node and at {paths[1]!r} on "
             "another; give all nodes the same RAYEMBED_CACHE and HF_HOME, or a shared folder"
         )
     return paths[0], reference if pinned else str(found[0][1])

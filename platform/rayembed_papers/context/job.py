@@ -126,7 +126,7 @@ def requested_sizes(
         if sizes and max(sizes) > there:
             raise ConfigError(
                 f"{flag} {max(sizes)} is more than the {there} pairs of the data set "
-                f"{smallest!r}; ask for smaller ones, or raise --pairs (it is {most}) and the "
+                f"{smallest!r}; choose smaller ones, or raise --pairs (it is {most}) and the "
                 "data set's num_samples"
             )
     powers = [2**power for power in range(2, there.bit_length())]

@@ -176,7 +176,7 @@ def _track(name: str, files: Sequence[Path], found: "Sequence[Finding]", storage
             tracker.log_scores("half_width", halves, number)
             tracker.set_tags({f"verdict.{one.direction.key}": one.verdict for one in found})
     except TrackingError as error:
-        logger.warning("the report is not in MLflow: %s", error)
+        logger.warning("cannot log the report to MLflow: %s", error)
 
 
 def _list(context: JobContext) -> None:

@@ -125,7 +125,7 @@ class Pruning(Compression):
         Raises:
             ConfigError: too few calibration texts.
         """
-        raise TypeError(f"{type(self).__name__} prunes nothing")
+        raise TypeError(f"{type(self).__name__} does not implement zero")
 
     def requested_zeros(self, num_outputs: int, num_inputs: int) -> int:
         """Minimum zeros of a matrix (F, H)."""

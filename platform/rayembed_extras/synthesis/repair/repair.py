@@ -155,8 +155,8 @@ def _tell(name: str, made: DatasetArtifact) -> None:
     )
     if 2 * false > judged:
         log.warning(
-            "repair %s: the judge takes more than half of the negatives for positives; see the "
-            "examples in the audit page, and set data.datasets.%s.repair.judge anew",
+            "repair %s: the judge calls more than half of the negatives positives; check the "
+            "examples in the audit page, and change data.datasets.%s.repair.judge",
             *(name, name),
         )
 
