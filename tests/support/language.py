@@ -66,9 +66,10 @@ LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
 
 def sentences(platform: Path = PLATFORM) -> list[str]:
-    """First sentences of all docstrings of modules, classes and functions, with their places."""
+    """First sentences, up to a full stop, of all docstrings, with file, line and name."""
     return [
-        f"{shown}:{getattr(node, 'lineno', 1)} {getattr(node, 'name', '')}: {first_sentence(text)}"
+        f"{shown}:{getattr(node, 'lineno', 1)} {getattr(node, 'name', '')}: "
+        + re.split(r"(?<=[.!?])\s", " ".join(text.split()), maxsplit=1)[0]
         for shown, tree in _trees(platform)
         for node in ast.walk(tree)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
@@ -77,7 +78,7 @@ def sentences(platform: Path = PLATFORM) -> list[str]:
 
 
 def messages(platform: Path = PLATFORM) -> list[str]:
-    """Texts of at least two words of logger calls and of raised errors, with their places."""
+    """Texts of at least two words of logger calls and of raised errors, with file and line."""
     return [
         f"{shown}:{call.lineno} {ast.unparse(call.func)}: {text}"
         for shown, tree in _trees(platform)

@@ -72,7 +72,10 @@ def test_sentences_and_messages_are_drawn_by_the_seed(tmp_path):
     assert lines == language.drawn(1, folder, count=3)
     assert len(lines) == 6  # of 6 first sentences, of 4 messages
     assert set(lines[:3]) <= set(language.sentences(folder))
-    assert "plan.py:8 Plan: A plan on disk:" in language.sentences(folder)
+    assert (
+        "plan.py:8 Plan: A plan on disk: what is in it was asked for by somebody."
+        in language.sentences(folder)
+    )
     assert sorted(language.messages(written(tmp_path, other=""))) == [
         "plan.py:13 logger.info: %d rows of %s",
         "plan.py:17 ValueError: rows = {self.rows()} must be positive",

@@ -176,14 +176,16 @@ def _languages(results: Iterable[Result]) -> dict[str, dict[str, int]]:
     return {code: dict(counts) for code, counts in sorted(total.items())}
 
 
-def _accept(found: FoundTexts, told: Mapping[str, Any]) -> None:
+def _accept(found: FoundTexts, totals: Mapping[str, Any]) -> None:
     """Raise when there are no sequences or too many bad rows."""
-    rows_in, rejected = int(told["rows_in"]), sum(told["rejected"].values())
-    reasons = counts_of(told["rejected"])
-    shown = "".join(f"\n  {e['reason']}: {e['row']}" for e in told["examples"][:EXAMPLES_PER_ITEM])
+    rows_in, rejected = int(totals["rows_in"]), sum(totals["rejected"].values())
+    reasons = counts_of(totals["rejected"])
+    shown = "".join(
+        f"\n  {e['reason']}: {e['row']}" for e in totals["examples"][:EXAMPLES_PER_ITEM]
+    )
     name, path = found.texts.name, found.texts.source.path
     share = found.texts.source.max_rejected_share
-    if not told["rows_out"]:
+    if not totals["rows_out"]:
         raise DataError(
             f"the texts {name!r} are empty: {path!r} has {rows_in} rows, none usable "
             f"({reasons or 'no rows at all'}){shown}"

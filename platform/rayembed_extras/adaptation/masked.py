@@ -53,7 +53,7 @@ PERPLEXITY = "perplexity"
 MASKED_ACCURACY = "masked_accuracy"
 HELD_OUT = "held_out"
 
-_TOLD = 3
+_LISTED = 3
 """Number of non-finite metrics that an error lists."""
 
 _LANGUAGE = "language"
@@ -163,8 +163,8 @@ class MaskedLanguage(Objective):
             backward(loss, number == num_passes - 1)
             if not is_filler:
                 tally.add(found, micro[_LANGUAGE])
-        (told,) = read_together(summed(torch.cat([counts, tally.sums.flatten()])))
-        return self._report(told, num_passes)
+        (figures,) = read_together(summed(torch.cat([counts, tally.sums.flatten()])))
+        return self._report(figures, num_passes)
 
     @torch.no_grad()
     def score(
@@ -185,8 +185,8 @@ class MaskedLanguage(Objective):
                 found: Predictions = engine(micro)
                 if number < own:
                     tally.add(found, micro[_LANGUAGE])
-        (told,) = read_together(summed(tally.sums))
-        loss, correct, count = told
+        (figures,) = read_together(summed(tally.sums))
+        loss, correct, count = figures
         if not count.sum():
             raise DataError(
                 "no token of the held-out batches is masked, so they have no perplexity; raise "
@@ -220,9 +220,9 @@ class MaskedLanguage(Objective):
             **ready({"counts": counts, "needed": needed}),
         )
 
-    def _report(self, told: Tensor, num_passes: int) -> StepReport:
-        sequences, tokens, padded = told[:3].tolist()
-        loss, correct, count = told[3:].view(3, -1)
+    def _report(self, figures: Tensor, num_passes: int) -> StepReport:
+        sequences, tokens, padded = figures[:3].tolist()
+        loss, correct, count = figures[3:].view(3, -1)
         metrics = {"masked_tokens": float(count.sum()), **self._metrics(loss, correct, count)}
         return StepReport(
             loss=float(loss.sum() / count.sum()),
@@ -257,8 +257,8 @@ def _of_all_workers(ready: CollatedMasked, device: torch.device) -> tuple[int, i
     """
     if world_size() == 1:
         return len(ready.micro_batches), max(ready.sizes), ready.masked
-    (told,) = read_together(gather(moved(ready.needed, device)))
-    passes, most, masked = told.T.tolist()
+    (figures,) = read_together(gather(moved(ready.needed, device)))
+    passes, most, masked = figures.T.tolist()
     return max(passes), max(most), sum(masked)
 
 
@@ -300,11 +300,11 @@ class HeldOutScores(Callback):
     def _check(self, found: Mapping[str, float], record: StepRecord) -> None:
         bad = [name for name, value in found.items() if not math.isfinite(value)]
         if bad:
-            told = ", ".join(f"{HELD_OUT}/{name} {found[name]:g}" for name in bad[:_TOLD])
-            more = f" and {len(bad) - _TOLD} more" if len(bad) > _TOLD else ""
+            figures = ", ".join(f"{HELD_OUT}/{name} {found[name]:g}" for name in bad[:_LISTED])
+            more = f" and {len(bad) - _LISTED} more" if len(bad) > _LISTED else ""
             raise DivergenceError(
                 f"stage {record['stage']!r}: the metrics of the held-out batches after step "
-                f"{record['step']} are not finite ({told}{more}; loss {record['loss']:.4g}, "
+                f"{record['step']} are not finite ({figures}{more}; loss {record['loss']:.4g}, "
                 f"learning rate {record['learning_rate']:.3g}): training has diverged. No "
                 "checkpoint and no encoder were saved. Most often the learning rate is too "
                 "high: lower training.optimizer.learning_rate or raise "

@@ -108,13 +108,13 @@ class SequencePlan:
     @property
     def languages(self) -> list[str]:
         """Language codes in their order."""
-        return [str(told["language"]) for told in self.language_counts]
+        return [str(recorded["language"]) for recorded in self.language_counts]
 
     @property
     def language_counts(self) -> list[dict[str, Any]]:
         """Available and drawn sequences of each language, from the manifest."""
-        told: list[dict[str, Any]] = self.manifest["languages"]
-        return told
+        recorded: list[dict[str, Any]] = self.manifest["languages"]
+        return recorded
 
     def slots(self, worker: int, num_workers: int) -> range:
         """Slots of a worker in every step.
@@ -165,8 +165,8 @@ def write_sequence_plan(
     inputs = {name: one.fingerprint for name, one in sorted(prepared.items())}
     named = fingerprint({"code": CODE_VERSION, **settings, "inputs": inputs})
     folder = join(context.storage, "plans", f"{_KEY}-{named}")
-    entry, told = Entry(folder), {**settings, "inputs": inputs}
-    entry.get_or_make(lambda: _write(entry, context, run, prepared, told), alone=True)
+    entry, recorded = Entry(folder), {**settings, "inputs": inputs}
+    entry.get_or_make(lambda: _write(entry, context, run, prepared, recorded), alone=True)
     plan = SequencePlan.open(folder)
     check_files(folder, plan.manifest)
     return plan
@@ -177,7 +177,7 @@ def _write(
     context: PipelineContext,
     run: Adaptation,
     prepared: Mapping[str, DatasetArtifact],
-    told: Mapping[str, Any],
+    recorded: Mapping[str, Any],
 ) -> Mapping[str, Any]:
     began = time.monotonic()
     sequences = run.training.global_sequences
@@ -189,7 +189,7 @@ def _write(
         run.training.steps,
         run.seed,
         run.corpus.language_alpha,
-        held_out=told["held_out"],
+        held_out=recorded["held_out"],
     )
     order = np.concatenate([trained, held_out])
     steps_per_file = max(1, ROWS_PER_FILE // sequences)
@@ -210,7 +210,7 @@ def _write(
     manifest = {
         "code": CODE_VERSION,
         "kind": _KIND,
-        **told,
+        **recorded,
         "steps_per_file": steps_per_file,
         "fingerprint": hashlib.sha256(digests.encode()).hexdigest()[:12],
         "languages": _languages(pool, trained, held_out, prepared),
@@ -373,14 +373,14 @@ def _languages(
         np.bincount(pool.language[rows], minlength=len(pool.languages))
         for rows in (np.arange(len(pool.language)), rest, trained.ravel(), held_out.ravel())
     )
-    told = []
+    recorded = []
     for place, code in enumerate(pool.languages):
         of_texts = [one.manifest["languages"].get(code, {}) for one in prepared.values()]
         counts = {
             name: sum(int(found.get(name, 0)) for found in of_texts)
             for name in ("texts", "tokens", "tokens_cut")
         }
-        told.append(
+        recorded.append(
             {
                 "language": code,
                 **counts,
@@ -394,4 +394,4 @@ def _languages(
         )
         if not drawn[place]:
             log.warning("no step draws anything of the language %s", code)
-    return told
+    return recorded

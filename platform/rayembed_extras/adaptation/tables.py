@@ -41,8 +41,8 @@ def corpus_table(languages: Sequence[Mapping[str, Any]], metrics: Mapping[str, f
         metrics: of a step; of a language that it has none of nothing is shown.
     """
     rows = []
-    for told in languages:
-        code = told["language"]
+    for entry in languages:
+        code = entry["language"]
         perplexity, accuracy, kept_perplexity, kept_accuracy = (
             metrics.get(f"{kind}{name}/{code}")
             for kind in ("", "held_out/")
@@ -51,11 +51,11 @@ def corpus_table(languages: Sequence[Mapping[str, Any]], metrics: Mapping[str, f
         rows.append(
             [
                 code,
-                *(f"{told[name]:,}" for name in ("texts", "tokens", "sequences")),
-                f"{told['share']:.2%}",
-                f"{told['drawn']:,}",
-                f"{told['drawn_share']:.2%}",
-                f"{told['epochs']:.2f}",
+                *(f"{entry[name]:,}" for name in ("texts", "tokens", "sequences")),
+                f"{entry['share']:.2%}",
+                f"{entry['drawn']:,}",
+                f"{entry['drawn_share']:.2%}",
+                f"{entry['epochs']:.2f}",
                 "" if perplexity is None else f"{perplexity:,.1f}",
                 "" if accuracy is None else f"{accuracy:.1%}",
                 "" if kept_perplexity is None else f"{kept_perplexity:,.1f}",

@@ -66,8 +66,8 @@ def find_texts(texts: TextsConfig, root: str) -> FoundTexts:
     if source.language is not None:
         columns["source.language"] = source.language
     check_columns(pieces[0], columns)
-    told = [[piece.name, piece.start, piece.version] for piece in pieces]
-    return FoundTexts(texts, fingerprint(told), pieces)
+    versions = [[piece.name, piece.start, piece.version] for piece in pieces]
+    return FoundTexts(texts, fingerprint(versions), pieces)
 
 
 def read_texts(texts: TextsConfig, item: FilePiece) -> Iterator[Text | RejectedRow]:

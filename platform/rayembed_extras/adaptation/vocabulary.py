@@ -55,5 +55,5 @@ def tokens_fingerprint(pretrained: Any) -> str:
     """Fingerprint of all settings of a tokenizer that affect a text's tokens; twelve hexadecimal
     digits.
     """
-    told = [without_settings(pretrained).backend_tokenizer.to_str(), *pretrained.all_special_ids]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:12]
+    content = [without_settings(pretrained).backend_tokenizer.to_str(), *pretrained.all_special_ids]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]

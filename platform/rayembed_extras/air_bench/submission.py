@@ -62,7 +62,7 @@ def write_submission(folder: str, version: str, retriever: str, out: str) -> str
                     entry.external_attr = 0o644 << 16
                     packed.writestr(entry, content, zipfile.ZIP_DEFLATED)
         if problems:
-            raise ArtifactError(_told(results, problems))
+            raise ArtifactError(_problem_text(results, problems))
         target = join(out, path.name)
         store_file(path, target)
     logger.info("submit %s to %s", target, LEADERBOARD)
@@ -81,7 +81,7 @@ def _checked(results: AirBenchResults, dataset: AirBenchDataset) -> tuple[bytes,
     return content, ""
 
 
-def _told(results: AirBenchResults, problems: list[str]) -> str:
+def _problem_text(results: AirBenchResults, problems: list[str]) -> str:
     shown = problems[:_SHOWN]
     if len(problems) > _SHOWN:
         shown.append(f"and {len(problems) - _SHOWN} more")

@@ -289,8 +289,8 @@ class Inventory:
         manifest = {} if note is None else self._json(f"{place}/{note}")
         if not manifest:
             return PreparedFolder(place, size, "unfinished", frozenset())
-        told = {name: value for name, value in manifest.items() if name != "examples"}
-        text = json.dumps(told)
+        content = {name: value for name, value in manifest.items() if name != "examples"}
+        text = json.dumps(content)
         names = set(_IDENTITY.findall(text))
         inputs = manifest.get("inputs")
         if isinstance(inputs, dict) and isinstance(inputs.get("corpus"), dict):

@@ -98,9 +98,11 @@ def _list(
         DATA: sum(inventory.unused(inventory.runs).values()),
         TEMPORARY: sum(inventory.temporary.values()),
     }
-    told = ", ".join(f"--free {part} {shown_size(size)}" for part, size in gains.items() if size)
-    if told:
-        out.print(f"To free (--dry-run shows what would go): {told}", soft_wrap=True)
+    options_text = ", ".join(
+        f"--free {part} {shown_size(size)}" for part, size in gains.items() if size
+    )
+    if options_text:
+        out.print(f"To free (--dry-run shows what would go): {options_text}", soft_wrap=True)
 
 
 def _read(args: argparse.Namespace) -> CleanRequest:

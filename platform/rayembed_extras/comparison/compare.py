@@ -136,11 +136,13 @@ class ModelComparison:
                     for setting in differing:
                         lines.setdefault(setting, set()).add(name)
         if found:
-            told = "; ".join(
+            conditions = "; ".join(
                 f"{setting} {values[0]!r}, there {values[1]!r} ({len(lines[setting])} tasks)"
                 for setting, values in sorted(found.items())
             )
-            notes.append(f"{column.label}: scored in another way than {self.baseline}: {told}.")
+            notes.append(
+                f"{column.label}: scored in another way than {self.baseline}: {conditions}."
+            )
         return notes
 
     def difference(self, column: Column, name: str) -> float | None:

@@ -169,8 +169,8 @@ def tokens_of(model: TransformerModel, texts: Sequence[CalibrationText]) -> list
         by_role[text.role].append(text)
     tokens: list[Tokens] = []
     for role, own in by_role.items():
-        told = [model.instruction_of(role, one.instruction) for one in own]
-        given = told if any(told) else None
+        instructions = [model.instruction_of(role, one.instruction) for one in own]
+        given = instructions if any(instructions) else None
         tokens += model.tokenizer([one.text for one in own], role, given)
     return tokens
 

@@ -119,7 +119,7 @@ def _open_onnx(path: Path, threads: int, config: GraphConfig) -> Run:
 
 def _open_openvino(path: Path, threads: int, config: GraphConfig) -> Run:
     openvino = import_openvino()
-    told = {
+    properties = {
         "INFERENCE_NUM_THREADS": threads,
         "PERFORMANCE_HINT": "LATENCY",  # one batch at a time, by all threads
         "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[config.floats],
@@ -128,7 +128,7 @@ def _open_openvino(path: Path, threads: int, config: GraphConfig) -> Run:
     }
     try:
         core = openvino.Core()
-        compiled = core.compile_model(core.read_model(path), "CPU", told)
+        compiled = core.compile_model(core.read_model(path), "CPU", properties)
     except RuntimeError as error:
         _damaged(path, error)
     request = compiled.create_infer_request()

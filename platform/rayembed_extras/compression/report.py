@@ -206,8 +206,8 @@ def print_report(
     for table in tables(result):
         printer.print(table)
     for variant in result.variants[1:]:
-        told = f"  {versions[variant.label]}" if variant.label in versions else ""
-        printer.print(f"Variant    {variant.label}: {variant.made.reference}{told}")
+        version_text = f"  {versions[variant.label]}" if variant.label in versions else ""
+        printer.print(f"Variant    {variant.label}: {variant.made.reference}{version_text}")
     plot = ", variants.png" if result.run.any_tasks else ""
     printer.print(f"Report     {join(folder, 'variants.md')}, variants.csv{plot}")
     opened = "" if tracking_uri.startswith("http") else "mlflow ui --backend-store-uri "

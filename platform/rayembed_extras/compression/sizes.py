@@ -238,10 +238,10 @@ def _texts_of(run: Run, files: str | None, languages: Sequence[str]) -> list[Cal
                 for text in (*record.positives, *(one.text for one in record.negatives)):
                     found[CalibrationText(text, "document", record.document_instruction)] = None
     if missing := [one for one in languages if one not in rows]:
-        told = ", ".join(f"{one or 'none'} ({count:,})" for one, count in rows.most_common())
+        rows_text = ", ".join(f"{one or 'none'} ({count:,})" for one, count in rows.most_common())
         raise ConfigError(
             f"--language {missing[0]}: no row of the training data is in this language; the rows "
-            f"are in {told}. Name one of these, or name the column of languages by "
+            f"are in {rows_text}. Name one of these, or name the column of languages by "
             "data.datasets.NAME.source.language=COLUMN"
         )
     return list(found)

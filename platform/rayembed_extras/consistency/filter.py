@@ -115,13 +115,13 @@ def _filter(
     shards = Shards.for_rows(rows, config.shard_rows, context.seed)
     count = len(shards.languages)
     send, scratch = SendVectors(vectors, shards), join(working, "shards")
-    buckets, told = exchange(scratch, f"shards {name}", send, items, count, execute)
+    buckets, reports = exchange(scratch, f"shards {name}", send, items, count, execute)
     task = RankShard(working, buckets)
     numbers = [Bucket(number) for number in range(count)]
     ranked = run_resumable(working, f"rank {name}", task, numbers, execute, "gpu or cpu")
     bins = {bin_: sum(r["ranks"][bin_] for r in ranked) for bin_ in ranked[0]["ranks"]}
 
-    positives = [result["positives"] for result in told]
+    positives = [result["positives"] for result in reports]
     ranked_parts, languages, lost = _ranked_parts(working, parts, positives, shards, config.top_k)
     gone = total - sum(language["kept"] for language in languages)
     if gone == total:

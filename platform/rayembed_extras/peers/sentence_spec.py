@@ -75,8 +75,10 @@ class WrappedSpec:
     def conditions(self) -> dict[str, str]:
         """Number type, length and width as the user set them; unset ones read `as loaded`."""
         given = self.settings.model_dump(include={"dtype", "max_length", "dimensions"})
-        told = {name: "as loaded" if value is None else str(value) for name, value in given.items()}
-        return told | stored_conditions(self.stored)
+        chosen = {
+            name: "as loaded" if value is None else str(value) for name, value in given.items()
+        }
+        return chosen | stored_conditions(self.stored)
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,8 @@ def make_app(
 
     @app.exception_handler(HTTPException)
     async def no_such_path(request: Request, error: HTTPException) -> JSONResponse:
-        told = f"{request.method} {request.url.path}: {error.detail}"
-        return _error(error.status_code, told, None, None)
+        details = f"{request.method} {request.url.path}: {error.detail}"
+        return _error(error.status_code, details, None, None)
 
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> JSONResponse:
@@ -107,8 +107,8 @@ async def _answer(
         await asyncio.wait({task, left}, timeout=rest, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             answer = task.result()
-            told = {"X-Truncated-Texts": str(answer.truncated)}
-            return Response(answer.content, headers=told, media_type="application/json")
+            details = {"X-Truncated-Texts": str(answer.truncated)}
+            return Response(answer.content, headers=details, media_type="application/json")
         if left.done():
             return Response(status_code=499)  # to nobody
         return _error(504, f"the request took longer than {seconds:g} seconds", None, None)
@@ -271,6 +271,6 @@ def _object(body: bytearray) -> dict[str, Any]:
 
 def _error(status: int, message: str, field: str | None, code: str | None) -> JSONResponse:
     kind = _KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    told = {"message": message, "type": kind, "param": field, "code": code}
+    details = {"message": message, "type": kind, "param": field, "code": code}
     headers = {"Retry-After": _RETRY_SECONDS} if status == 503 else None
-    return JSONResponse({"error": told}, status_code=status, headers=headers)
+    return JSONResponse({"error": details}, status_code=status, headers=headers)

@@ -161,9 +161,9 @@ def start(config: ServingConfig, *, key_digests: frozenset[str]) -> None:
     try:
         serve.run(_application(config, key_digests), name=APPLICATION, route_prefix="/")
     except (ray.exceptions.RayError, RayServeException, RuntimeError) as error:
-        reason = _told(str(error))
-        told = f"{_NOT_LOADED}{reason}" if reason else f"Ray Serve could not start it: {error}"
-        raise WorkerError(told) from error
+        reason = _load_failure(str(error))
+        problem = f"{_NOT_LOADED}{reason}" if reason else f"Ray Serve could not start it: {error}"
+        raise WorkerError(problem) from error
 
 
 def with_devices(config: ServingConfig, seen: SeenGpus) -> ServingConfig:
@@ -237,11 +237,11 @@ def _replicas(model: ServedModel) -> dict[str, Any]:
     }
 
 
-def _told(message: str) -> str:
+def _load_failure(message: str) -> str:
     """Reason why a copy did not load its model, from Serve's message or status."""
     application = serve.status().applications.get(APPLICATION)
-    told = [] if application is None else [d.message for d in application.deployments.values()]
-    for text in (message, *told):
+    reasons = [] if application is None else [d.message for d in application.deployments.values()]
+    for text in (message, *reasons):
         _, found, rest = str(text).rpartition(_NOT_LOADED)
         if found:
             reason: str = rest.partition(_END)[0]

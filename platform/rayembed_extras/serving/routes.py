@@ -154,8 +154,8 @@ def rank_documents(request: Mapping[str, Any], offer: Offer) -> Call:
             if shown:
                 results[-1]["document"] = {"text": texts[i].text}
         usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
-        told = {"id": str(uuid.uuid4()), "model": offer.name, "results": results, "usage": usage}
-        yield json.dumps(told)
+        reply = {"id": str(uuid.uuid4()), "model": offer.name, "results": results, "usage": usage}
+        yield json.dumps(reply)
 
     return _ranking(request, texts, offer, answer)
 

@@ -64,9 +64,9 @@ def expected_time(sweep: Sweep, trials: Sequence[Trial], number: int) -> str:
     taken = runs or [compared_as(base, base.name, sweep.metric.weights)] * number
     steps = sum(run.total_steps for run in taken)
     most = "" if sweep.scheduler.kind == "none" else " at most, as the scheduler ends some"
-    told = f"{number} trial{'' if number == 1 else 's'} with {steps:,} steps in all{most}"
+    summary = f"{number} trial{'' if number == 1 else 's'} with {steps:,} steps in all{most}"
     found = estimates().time(taken, data_runs(sweep, runs), base)
-    return f"{told}. {found or 'How long they take is not known'}"
+    return f"{summary}. {found or 'How long they take is not known'}"
 
 
 def _trials(sweep: Sweep, trials: list[Trial]) -> Table:
@@ -114,10 +114,10 @@ def _at_once(sweep: Sweep) -> Table:
     here = {"CPU": cpus, "GPU": float(gpus)}
     try:
         number = trials_at_once(placement, [here], validates=validates)
-        told = str(min(number, sweep.trials_at_once or number))
+        summary = str(min(number, sweep.trials_at_once or number))
     except PlacementError:
-        told = "none"
-    facts[f"on a machine like this one ({cpus:g} CPUs, {gpus or 'no'} GPU)"] = told
+        summary = "none"
+    facts[f"on a machine like this one ({cpus:g} CPUs, {gpus or 'no'} GPU)"] = summary
     facts["at most (trials_at_once)"] = str(sweep.trials_at_once or "as many as fit")
     facts["scheduler"] = sweep.scheduler.kind
     return facts_table("Trials at once", facts)

@@ -143,8 +143,8 @@ def run_trials(
         logger.info("all %d trials ended in earlier submissions", len(done))
         return
     at_once = min(_trials_that_fit(sweep, sweep.trials_at_once or number), number)
-    told = len(trials) or number + len(done)
-    logger.info("%d of %d trials to run, %d at a time", number, told, at_once)
+    known = len(trials) or number + len(done)
+    logger.info("%d of %d trials to run, %d at a time", number, known, at_once)
     own = with_cores_of_their_own(sweep, at_once)
     if own is not sweep:
         logger.info(

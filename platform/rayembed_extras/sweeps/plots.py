@@ -94,9 +94,9 @@ def differences_by_seed(rows: Sequence[TrialRow], reference: TrialRow, path: str
                 cut = True
     axes.axvline(0.0, color=INK, linewidth=0.8, zorder=1)
     axes.set_xlim(low, high)
-    told = "; an arrow: the interval goes on" if cut else ""
+    note = "; an arrow: the interval goes on" if cut else ""
     to = reference.name or "the recipe"
-    _set_label(figure, f"difference to {to}, of 100, by seed: mean, 95 % interval{told}")
+    _set_label(figure, f"difference to {to}, of 100, by seed: mean, 95 % interval{note}")
     write_png(figure, path)
 
 

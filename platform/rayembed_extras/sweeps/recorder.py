@@ -21,7 +21,7 @@ class TrialRecorder:
     def __init__(self, trial_store: TrialStore, past: Mapping[str, TrialRecord]) -> None:
         self._trial_store = trial_store
         self.records = dict(past)
-        self._told: set[str] = set()
+        self._recorded: set[str] = set()
         self._ended: set[str] = set()
 
     @property
@@ -46,7 +46,7 @@ class TrialRecorder:
             given: a record of what it was given.
             result: the values of an event.
         """
-        self._told.add(trial_id)
+        self._recorded.add(trial_id)
         if result["kind"] != "score":
             self._ended.add(trial_id)
         if result["kind"] == "known":
@@ -68,11 +68,11 @@ class TrialRecorder:
         if record.state == "failed":
             logger.warning("%s  failed: %s", record.key, record.problem)
         else:
-            self._tell(record, report)
+            self._log_report(record, report)
 
     def record_end(self, trial_id: str, key: str) -> None:
         """Record the end of a trial; one that has not finished was stopped by the scheduler."""
-        if trial_id not in self._told or trial_id in self._ended:
+        if trial_id not in self._recorded or trial_id in self._ended:
             return
         self._ended.add(trial_id)
         if self.records[key].state == "begun":
@@ -90,12 +90,14 @@ class TrialRecorder:
         self.records[record.key] = record
         self._trial_store.write(record)
 
-    def _tell(self, record: TrialRecord, report: Report) -> None:
+    def _log_report(self, record: TrialRecord, report: Report) -> None:
         values = ", ".join(f"{path}={value}" for path, value in record.values.items())
         top = best(self.records)
-        told = "" if top is None or top.final is None else f"; best so far {top.final.score:.4f}"
+        best_text = (
+            "" if top is None or top.final is None else f"; best so far {top.final.score:.4f}"
+        )
         state = "" if record.state == "begun" else f"{record.state} "
         logger.info(
             "%s  step %d  %s%.4f  (%s)%s",
-            *(record.key, report.global_step, state, report.score, values, told),
+            *(record.key, report.global_step, state, report.score, values, best_text),
         )

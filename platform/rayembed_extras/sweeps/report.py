@@ -88,11 +88,11 @@ def report_text(
         state: sum(record.state == state for record in records.values())
         for state in ("finished", "stopped", "failed", "begun")
     }
-    told = ", ".join(f"{number} {state}" for state, number in states.items() if number)
+    counts = ", ".join(f"{number} {state}" for state, number in states.items() if number)
     begun = " `begun` ones go on when the sweep is submitted again." if states["begun"] else ""
     parts = [
         f"# Sweep {sweep.name}\n",
-        f"{len(records)} trials: {told or 'none yet'}. Compared by {_metric(sweep)}; higher is "
+        f"{len(records)} trials: {counts or 'none yet'}. Compared by {_metric(sweep)}; higher is "
         "better. `stopped` trials were ended by the scheduler, their score is the last one."
         f"{begun}\n",
     ]

@@ -107,27 +107,27 @@ def parse_domain(path: str, text: str) -> Domain:
         ConfigError: not of the form `kind(…)`, an unknown kind, no values, the same value twice,
             wrong limits.
     """
-    told = f"{path}={without_credentials(text)}"
+    given = f"{path}={without_credentials(text)}"
     match = _CALL.fullmatch(text.strip())
     if match is None:
         raise ConfigError(
-            f"{told}: expected one of {', '.join(f'{k}(…)' for k in _KINDS)}, with parentheses"
+            f"{given}: expected one of {', '.join(f'{k}(…)' for k in _KINDS)}, with parentheses"
         )
     if match[1] not in _KINDS:
         raise ConfigError(
-            f"{told}: no search space {match[1]!r}; {nearest(match[1], _KINDS)} There are "
+            f"{given}: no search space {match[1]!r}; {nearest(match[1], _KINDS)} There are "
             f"{', '.join(f'{kind}(…)' for kind in _KINDS)}"
         )
     kind: Kind = match[1]
-    values = _split(told, match[2])
+    values = _split(given, match[2])
     if kind in _FINITE:
         if not values:
-            raise ConfigError(f"{told}: an empty search space; name at least one value")
+            raise ConfigError(f"{given}: an empty search space; name at least one value")
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
-            raise ConfigError(f"{told}: the value {without_credentials(twice)!r} is listed twice")
+            raise ConfigError(f"{given}: the value {without_credentials(twice)!r} is listed twice")
         return Domain(kind, tuple(values))
-    low, high = _limits(told, kind, values)
+    low, high = _limits(given, kind, values)
     return Domain(kind, low=low, high=high)
 
 
@@ -250,23 +250,23 @@ def _product(values: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
         yield dict(zip(values, combination, strict=True))
 
 
-def _limits(told: str, kind: Kind, values: Sequence[str]) -> tuple[float, float]:
+def _limits(given: str, kind: Kind, values: Sequence[str]) -> tuple[float, float]:
     if len(values) != 2:
-        raise ConfigError(f"{told}: {kind} takes two limits, the lowest and the highest value")
+        raise ConfigError(f"{given}: {kind} takes two limits, the lowest and the highest value")
     try:
         low, high = (float(value) for value in values)
     except ValueError:
-        raise ConfigError(f"{told}: the limits of {kind} must be numbers") from None
+        raise ConfigError(f"{given}: the limits of {kind} must be numbers") from None
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ConfigError(f"{told}: the first limit of {kind} must be below the second")
+        raise ConfigError(f"{given}: the first limit of {kind} must be below the second")
     if kind == "loguniform" and low <= 0:
-        raise ConfigError(f"{told}: the limits of loguniform must be above 0")
+        raise ConfigError(f"{given}: the limits of loguniform must be above 0")
     if kind == "integers" and (low != int(low) or high != int(high)):
-        raise ConfigError(f"{told}: the limits of integers must be whole numbers")
+        raise ConfigError(f"{given}: the limits of integers must be whole numbers")
     return low, high
 
 
-def _split(told: str, text: str) -> list[str]:
+def _split(given: str, text: str) -> list[str]:
     """Parts between commas outside of brackets and quotes, stripped."""
     parts, start, expected = [], 0, ""
     quote = ""
@@ -283,12 +283,12 @@ def _split(told: str, text: str) -> list[str]:
             parts.append(text[start:index])
             start = index + 1
     if quote or expected:
-        raise ConfigError(f"{told}: {quote or expected[0]!r} is missing")
+        raise ConfigError(f"{given}: {quote or expected[0]!r} is missing")
     parts = [part.strip() for part in [*parts, text[start:]]]
     if parts == [""]:
         return []
     if "" in parts:
-        raise ConfigError(f"{told}: an empty value between two commas; write null for none")
+        raise ConfigError(f"{given}: an empty value between two commas; write null for none")
     return [_unquoted(part) for part in parts]
 
 

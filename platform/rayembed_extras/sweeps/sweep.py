@@ -251,8 +251,8 @@ def _refuse_failed(records: Mapping[str, TrialRecord]) -> None:
     failed = _failed(records)
     if failed:
         problems = {record.key: record.problem.replace("\n", "\n    ") for record in failed}
-        told = "\n".join(f"  {key}: {problem}" for key, problem in problems.items())
+        reasons = "\n".join(f"  {key}: {problem}" for key, problem in problems.items())
         raise WorkerError(
             f"{len(failed)} of {len(records)} trials failed; the others are done. Submit the "
-            f"sweep again to retry them:\n{told}"
+            f"sweep again to retry them:\n{reasons}"
         )

@@ -75,8 +75,8 @@ def compared_as(run: Run, name: str, weighted: Collection[str] = ()) -> Run:
 
 
 def _name(sweep: Sweep, label: str, values: Mapping[str, str], run: Run) -> str:
-    told = {"label": label, "values": dict(values), "run": run.fingerprint}
-    return f"{sweep.name}-{fingerprint(told)[:8]}"
+    decided_by = {"label": label, "values": dict(values), "run": run.fingerprint}
+    return f"{sweep.name}-{fingerprint(decided_by)[:8]}"
 
 
 def counted(run: Run) -> Run:
@@ -249,9 +249,9 @@ def data_folders(run: Run) -> tuple[DataFolder, ...]:
         inputs = {name: last[name] for name in stage.datasets}
         batch = stage.batch.model_dump(mode="json")
         teachers = [teacher.model_dump(mode="json") for teacher in stage.teachers]
-        told = [stage.name, stage.datasets, batch, stage.length, run.seed, inputs]
-        told += [teachers, columns_for(stage.loss)]
-        found.append(DataFolder("plan", stage.name, fingerprint(told)))
+        decided_by = [stage.name, stage.datasets, batch, stage.length, run.seed, inputs]
+        decided_by += [teachers, columns_for(stage.loss)]
+        found.append(DataFolder("plan", stage.name, fingerprint(decided_by)))
     return tuple(found)
 
 

@@ -232,7 +232,7 @@ def short_reason(problem: str) -> str:
 
 def _progress(done: int, total: int, seconds: float) -> str:
     rate = done / max(seconds, 1e-9)
-    told = f"{done:,}/{total:,} answers, {rate:,.1f} answers/s"
+    status = f"{done:,}/{total:,} answers, {rate:,.1f} answers/s"
     if done == total:
-        return f"{told}, {timedelta(seconds=round(seconds))}"
-    return f"{told}, {timedelta(seconds=round((total - done) / rate))} left"
+        return f"{status}, {timedelta(seconds=round(seconds))}"
+    return f"{status}, {timedelta(seconds=round((total - done) / rate))} left"

@@ -84,8 +84,8 @@ class Interview:
             open_ = {r.key: r for one in found if (r := one.next) and r.key not in lost}
             if not open_:
                 break
-            told = f"{what}, retry {round_}" if round_ else what
-            lost |= ask_and_store(told, list(open_.values()), ask, kept)
+            label = f"{what}, retry {round_}" if round_ else what
+            lost |= ask_and_store(label, list(open_.values()), ask, kept)
         found = self.replies(group, questions)
         for one in found:
             one.lost = "" if one.next is None else lost.get(one.next.key, "")

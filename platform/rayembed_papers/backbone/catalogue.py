@@ -37,7 +37,7 @@ def plan_of(run: BackboneRun) -> Plan:
         ConfigError: an unknown benchmark or task (with the nearest name), one that cannot be had,
             or a changed protocol that is out of range.
     """
-    tasks = _asked(run.benchmarks, run.tasks)
+    tasks = _selected(run.benchmarks, run.tasks)
     names: list[str] = []
     for task in tasks:
         _add(task.finetuning, names, from_mnli=run.from_mnli)
@@ -56,7 +56,7 @@ def task_named(name: str) -> Task:
     return TASKS.get(name) or _ON_THE_WAY[name]
 
 
-def _asked(benchmarks: Sequence[str], names: Sequence[str]) -> list[Task]:
+def _selected(benchmarks: Sequence[str], names: Sequence[str]) -> list[Task]:
     for benchmark in benchmarks:
         if benchmark not in BENCHMARKS:
             raise ConfigError(f"no benchmark {benchmark!r}; {nearest(benchmark, BENCHMARKS)}")

@@ -216,16 +216,16 @@ def _take(
         return
     ended = converged(results)
     if diverged := len(results) - len(ended):
-        told = f"{diverged} of {len(results)} trials of {one.name} diverged"
+        shown = f"{diverged} of {len(results)} trials of {one.name} diverged"
         if not ended:
             scores.failed[one.name] = DivergenceError(
-                f"{told}, with a loss or outputs that are not finite: nothing is left to score. "
+                f"{shown}, with a loss or outputs that are not finite: nothing is left to score. "
                 f"Lower protocol.learning_rates={list(one.protocol.learning_rates)}, raise "
                 f"protocol.warmup_share={one.protocol.warmup_share:g}, or clip gradients by "
                 f"protocol.max_grad_norm={one.protocol.max_grad_norm:g} (0: not)"
             )
             return
-        logger.warning("%s: they give no results and are left out of the medians", told)
+        logger.warning("%s: they give no results and are left out of the medians", shown)
     if trials[0].keeps_model:
         best[one.name] = best_result(results).trial
     for name in one.tasks:

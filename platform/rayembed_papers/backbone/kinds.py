@@ -151,8 +151,8 @@ class TagWork(TaskWork):
         for feature, output in zip(inputs, predict(inputs, self.collate), strict=True):
             labels = feature["labels"]
             counted = labels != IGNORED
-            told = output["logits"][: len(labels)].argmax(axis=-1)
-            guess.append(self._names(told[counted]))
+            predicted = output["logits"][: len(labels)].argmax(axis=-1)
+            guess.append(self._names(predicted[counted]))
             true.append(self._names(labels[counted]))
         return tag_metrics(guess, true)
 
@@ -205,8 +205,8 @@ class SpanWork(TaskWork):
             number = window["row"]
             here = _best_span(output, window["offsets"], rows[number][1])
             best[number] = max(best[number], here, key=lambda found: found[0])
-        told = [best[number][1] for number in range(len(rows))]
-        return answer_metrics(told, [row[2]["text"] for row in rows])
+        predicted = [best[number][1] for number in range(len(rows))]
+        return answer_metrics(predicted, [row[2]["text"] for row in rows])
 
     def inputs(self, rows: Sequence[Row]) -> list[Feature]:
         """Inputs with `row`, and `offsets` (T, 2) in the context, -1 for tokens outside of it."""

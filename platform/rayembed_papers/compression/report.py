@@ -97,10 +97,10 @@ def _cell(scores: Scores, cell: MeasuredCell) -> str:
     values = [seed[cell] for seed in scores.values() if cell in seed]
     if not values:
         return ""
-    told = f"{statistics.mean(values):.4f}"
+    cell_text = f"{statistics.mean(values):.4f}"
     if len(values) > 1:
-        told += f" ± {statistics.stdev(values):.4f}"
-    return f"{told} ({PRINTED[cell]:g})" if cell in PRINTED else told
+        cell_text += f" ± {statistics.stdev(values):.4f}"
+    return f"{cell_text} ({PRINTED[cell]:g})" if cell in PRINTED else cell_text
 
 
 def ordering_table(scores: Scores) -> Table:

@@ -117,8 +117,8 @@ def topic_scores(
     weights = weights_fingerprint(folder)
     names = {topic: factory.name for topic, factory in tasks.items()}
     made = [factory.load() for factory in tasks.values()]
-    told = run.evaluation.instructions.get(task)
-    given = {} if told is None else dict.fromkeys(names.values(), told)
+    instruction = run.evaluation.instructions.get(task)
+    given = {} if instruction is None else dict.fromkeys(names.values(), instruction)
     prompts = replace(prompts_for(folder, run), settings=Prompts(instructions=given))
     model = load_contextual(folder, device)
     found: dict[str, dict[str, list[float]]] = {topic: {} for topic in tasks}

@@ -109,9 +109,9 @@ def _direction(row: dict[str, str]) -> Direction:
     )
 
 
-def _run(told: str) -> Run:
+def _run(text: str) -> Run:
     """A run of `_RUNS` by its name, changed by the assignments that follow the name."""
-    name, *assignments = told.split("; ")
+    name, *assignments = text.split("; ")
     return override(_RUNS[name](), assignments)
 
 

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 def _measure(args: argparse.Namespace, context: JobContext) -> None:
     from rayembed_papers.directions.measure import Results, tasks_left
 
-    directions, seeds = _asked(args), range(args.seeds)
+    directions, seeds = _selected(args), range(args.seeds)
     storage = absolute_storage(args.storage_path)
     check_writable(storage)
     results = Results(storage)
@@ -41,14 +41,14 @@ def _measure(args: argparse.Namespace, context: JobContext) -> None:
     if left:
         context.out.write(f"Next    the same command goes on with {left} runs that are left\n")
     if failed:
-        told = "\n".join(f"  {name}: {error}" for name, error in failed.items())
+        reasons = "\n".join(f"  {name}: {error}" for name, error in failed.items())
         raise WorkerError(
             f"{len(failed)} runs failed; the others are done. Run the same command to retry "
-            f"them:\n{told}"
+            f"them:\n{reasons}"
         )
 
 
-def _asked(args: argparse.Namespace) -> "Sequence[Direction]":
+def _selected(args: argparse.Namespace) -> "Sequence[Direction]":
     """The selected claims, at the selected size."""
     return [one for one in _all(args) if _is_asked(args, one)]
 
@@ -189,7 +189,7 @@ def _list(context: JobContext) -> None:
 def _plan(args: argparse.Namespace, context: JobContext) -> None:
     from rayembed_papers.directions.measure import Results, expected_seconds, tasks_left
 
-    directions, seeds = _asked(args), range(args.seeds)
+    directions, seeds = _selected(args), range(args.seeds)
     results = Results(absolute_storage(args.storage_path))
     causes = _followed_up(_findings(directions, seeds, results))
     tasks = tasks_left(directions, seeds, results) + tasks_left(causes, seeds, results)

@@ -135,7 +135,7 @@ class Results:
         assert outcome.trained is not None
         assert outcome.table is not None
         made = task.preparation and read_bytes(join(self.storage, task.preparation.file))
-        told = {
+        content = {
             "run": run.name,
             "seed": run.seed,
             "fingerprint": run.fingerprint,
@@ -152,8 +152,8 @@ class Results:
             "scores": outcome.trained.scores,
             "rows": {label: dict(row) for label, row in outcome.table.rows.items()},
         }
-        write_atomic(self.path(run), json.dumps(told, indent=1, sort_keys=True).encode())
-        self.kept[run.name] = MeasuredRun.parse(told)
+        write_atomic(self.path(run), json.dumps(content, indent=1, sort_keys=True).encode())
+        self.kept[run.name] = MeasuredRun.parse(content)
 
 
 def _machine(run: Run) -> str:

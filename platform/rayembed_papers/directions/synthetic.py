@@ -164,18 +164,18 @@ def write_pairs(storage: str) -> None:
     began = time.monotonic()
     answers = _answers([cut(article.extract, _WORDS) for article, _ in articles])
     rows, refused = _pairs(articles, answers)
-    told = "; ".join(f"{count} × {reason}" for reason, count in refused.most_common()) or "none"
+    reasons = "; ".join(f"{count} × {reason}" for reason, count in refused.most_common()) or "none"
     if len(rows) < _LEAST_SHARE * len(articles):
         raise DataError(
             f"of {len(articles)} answers of {_MODEL} only {len(rows)} are usable questions "
-            f"({told}); the last answer is {answers[-1]!r}; other versions of torch or "
+            f"({reasons}); the last answer is {answers[-1]!r}; other versions of torch or "
             "transformers may read the model in another way"
         )
     lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     write_atomic(path, "".join(lines).encode())
     logger.info(
         "%s: %s pairs in %s; refused: %s",
-        *(path, f"{len(rows):,}", duration(time.monotonic() - began), told),
+        *(path, f"{len(rows):,}", duration(time.monotonic() - began), reasons),
     )
 
 

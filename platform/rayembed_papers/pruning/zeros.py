@@ -209,8 +209,8 @@ def _check_zeros(
     for name in names:
         matrix = found[name]
         for place, weight in enumerate(matrix.slices):
-            told = matrix.slice_name(place)
-            _check_slice(way, weight, told, before[told])
+            where = matrix.slice_name(place)
+            _check_slice(way, weight, where, before[where])
 
 
 def _zeros(matrices: "Sequence[Matrix]") -> dict[str, int]:
@@ -222,16 +222,16 @@ def _zeros(matrices: "Sequence[Matrix]") -> dict[str, int]:
     }
 
 
-def _check_slice(way: Pruning, weight: "Tensor", told: str, before: int) -> None:
+def _check_slice(way: Pruning, weight: "Tensor", where: str, before: int) -> None:
     zeros, asked = int((weight == 0).sum()), way.requested_zeros(*weight.shape)
     if zeros < asked or (way.is_exact and zeros - before > asked):
         raise ArtifactError(
-            f"{way.label}: {told} was written with {zeros} zeros of {weight.numel()} weights, "
+            f"{way.label}: {where} was written with {zeros} zeros of {weight.numel()} weights, "
             f"with {before} zeros before; requested were {asked}; the output was removed"
         )
     broken = 0 if way.structure not in GROUPS else broken_groups(weight, way.structure)
     if broken:
         raise ArtifactError(
-            f"{way.label}: {told} has {broken} groups that are not {way.structure}; the output "
+            f"{way.label}: {where} has {broken} groups that are not {way.structure}; the output "
             "was removed"
         )

@@ -296,8 +296,8 @@ def _translations(data: Any, columns: list[str]) -> Iterator[tuple[str, dict[str
 def _sentences(data: Any, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     first, second, score = columns
     for place, row in _exploded(data, columns):
-        told = {"first": row[first], "second": row[second]}
-        yield place, {**told, "score": None if row[score] is None else float(row[score])}
+        pair = {"first": row[first], "second": row[second]}
+        yield place, {**pair, "score": None if row[score] is None else float(row[score])}
 
 
 def _labelled(

@@ -34,7 +34,7 @@ prompt changes."""
 
 FALSE_NEGATIVE = "has a false negative"
 
-_TOLD = (
+_COUNTS = (
     *("judged_rows", "judged_negatives", "rows_with_false_negatives", "relabelled"),
     *("rows_added", "dropped_negatives", "without_negatives"),
 )
@@ -88,10 +88,10 @@ def _repair(
     # Results stay beside the examples that they tell of, and go with them.
     results = run_resumable(working, what, task, items, context.execute, config.judge.needs)
     parts = [part for result in results for part in result["parts"]]
-    told = _told(results, config.action)
+    summary = _summary(results, config.action)
     if not parts:
         raise DataError(
-            f"data set {dataset.name!r}: the repair leaves none of its {told['judged_rows']} "
+            f"data set {dataset.name!r}: the repair leaves none of its {summary['judged_rows']} "
             f"rows; set data.datasets.{dataset.name}.repair.action=relabel or drop, or check "
             "that the judge suits the data"
         )
@@ -100,10 +100,10 @@ def _repair(
         parts,
         {FALSE_NEGATIVE: sum(result["rows_dropped"] for result in results)},
         judge=f"{config.judge.kind}: {config.judge.summary}",
-        **told,
+        **summary,
         repair_examples=shown_examples(results, working),
     )
-    _tell(dataset.name, made)
+    _log_outcome(dataset.name, made)
     return made
 
 
@@ -114,7 +114,7 @@ def _config(dataset: DatasetConfig) -> RepairConfig:
     return config
 
 
-def _told(results: Sequence[Result], action: Action) -> dict[str, Any]:
+def _summary(results: Sequence[Result], action: Action) -> dict[str, Any]:
     """Manifest entries, summed over all parts."""
     total: Counter[str] = Counter()
     false: Counter[str] = Counter()
@@ -127,7 +127,7 @@ def _told(results: Sequence[Result], action: Action) -> dict[str, Any]:
     unusable = [one for result in results for one in result.get("examples", [])]
     return {
         "action": action,
-        **{name: total[name] for name in _TOLD},
+        **{name: total[name] for name in _COUNTS},
         "false_negatives": dict(sorted(false.items())),
         "unjudged": dict(sorted(unjudged.items())),
         "negatives_per_row": {
@@ -139,18 +139,18 @@ def _told(results: Sequence[Result], action: Action) -> dict[str, Any]:
     }
 
 
-def _tell(name: str, made: DatasetArtifact) -> None:
+def _log_outcome(name: str, made: DatasetArtifact) -> None:
     """Log the outcome, and warn if few negatives are left."""
-    told = made.manifest
-    false, judged = sum(told["false_negatives"].values()), told["judged_negatives"]
-    per_row = told["negatives_per_row"]
+    summary = made.manifest
+    false, judged = sum(summary["false_negatives"].values()), summary["judged_negatives"]
+    per_row = summary["negatives_per_row"]
     log.info(
         "repair %s: %s of %s negatives are false ones, in %s of %s rows (%s); negatives a row "
         "%.2f → %.2f",
         name,
         *(f"{count:,}" for count in (false, judged)),
-        *(f"{told[count]:,}" for count in ("rows_with_false_negatives", "judged_rows")),
-        told["action"],
+        *(f"{summary[count]:,}" for count in ("rows_with_false_negatives", "judged_rows")),
+        summary["action"],
         *(per_row["before"], per_row["after"]),
     )
     if 2 * false > judged:
