@@ -253,7 +253,7 @@ class MaskedLanguage(Objective):
 def _of_all_workers(ready: CollatedMasked, device: torch.device) -> tuple[int, int, int]:
     """Maximum over all workers of micro-batches and tokens of one, and the sum of masked tokens.
 
-    One worker knows them; several are told by their devices, at once.
+    One worker knows them; several exchange them over their devices in one message.
     """
     if world_size() == 1:
         return len(ready.micro_batches), max(ready.sizes), ready.masked

@@ -100,7 +100,7 @@ class CorpusConfig(Settings):
 class MaskingConfig(Settings):
     """Masking of tokens in masked-language modelling.
 
-    Drawn anew for each step, by seed, step and place in the batch. Table 2 states the probability;
+    Drawn for each step, by seed, step and position in the batch. Table 2 states the probability;
     the shares are those of the collator of transformers that the released code calls, and of BERT.
     """
 

@@ -37,7 +37,7 @@ def corpus_table(languages: Sequence[Mapping[str, Any]], metrics: Mapping[str, f
     """Share of each language in the corpus and in the batches, and the last step's metrics.
 
     Args:
-        languages: as the manifest of the plan tells them.
+        languages: from the manifest of the plan.
         metrics: of a step; of a language that it has none of nothing is shown.
     """
     rows = []

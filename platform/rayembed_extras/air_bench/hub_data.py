@@ -28,7 +28,7 @@ Labels = Mapping[str, Mapping[str, int]]
 
 _TEXTS = ("id", "text")
 _LABELS = ("qid", "docid", "relevance")
-_CHANGED = "AIR-Bench may have laid out its repositories anew"
+_CHANGED = "AIR-Bench may have changed the layout of its repositories"
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ class AirBenchJob:
         """Scores of the best documents, by split, query and document.
 
         The corpus is indexed for one search, because models may let go of it after that. Queries
-        are told apart by their splits, since nothing says that two splits share no id.
+        are distinguished by their splits, because two splits may share ids.
         """
         options: dict[str, Any] = {
             "task_metadata": task_metadata(self.dataset, data.revision),

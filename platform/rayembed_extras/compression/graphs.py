@@ -66,7 +66,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 class Graph:
     """A graph in a file; picklable, opened at first use in each process.
 
-    It computes with as many threads as torch has then, and is opened anew when that changes.
+    It computes with as many threads as torch has then, and is reopened when that changes.
     """
 
     def __init__(self, path: Path, config: GraphConfig) -> None:
@@ -123,7 +123,7 @@ def _open_openvino(path: Path, threads: int, config: GraphConfig) -> Run:
         "INFERENCE_NUM_THREADS": threads,
         "PERFORMANCE_HINT": "LATENCY",  # one batch at a time, by all threads
         "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[config.floats],
-        # Activations of int8 weights have a scale for each group of so many; 0: they stay float.
+        # Activations of int8 weights have a scale for each group of that size; 0: they stay float.
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": _GROUP if config.precision == "int8-dynamic" else 0,
     }
     try:

@@ -113,7 +113,7 @@ def write_onnx(model: TransformerModel, path: Path, *, context: bool = False) ->
 def prepare(path: Path, matrices: Sequence[Matrix], model: nn.Module) -> list[str]:
     """Names of the nodes in an exported graph that multiply by one of the matrices.
 
-    The graph is written anew: products with a sum behind them (Gemm) become products, which
+    The graph is rewritten: products with a sum behind them (Gemm) become products, which
     quantisers know, and what tells of the export, such as places on this machine, goes.
     """
     import onnx

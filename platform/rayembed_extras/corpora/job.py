@@ -57,8 +57,8 @@ def save_with_corpus(
     model = load_model(folder, dtype=saved_dtype(folder))  # another may have embedded
     model.set_corpus(context)
     model.save(output, instructions=saved_instructions(folder, model.config))
-    if (told := read_compression(folder)) is not None:
-        write_compression(output, told)  # its weights are the same
+    if (compression := read_compression(folder)) is not None:
+        write_compression(output, compression)  # its weights are the same
     return len(context)
 
 
@@ -74,12 +74,12 @@ def _counted(documents: Iterable[str]) -> Iterator[str]:
 
 def _progress() -> Callable[[int, int], None]:
     """Report the number of embedded documents periodically."""
-    told = time.monotonic()
+    logged = time.monotonic()
 
     def progress(done: int, of: int) -> None:
-        nonlocal told
-        if done == of or time.monotonic() - told > _SECONDS_BETWEEN_LOGS:
-            told = time.monotonic()
+        nonlocal logged
+        if done == of or time.monotonic() - logged > _SECONDS_BETWEEN_LOGS:
+            logged = time.monotonic()
             logger.info("%s of %s documents embedded", f"{done:,}", f"{of:,}")
 
     return progress

@@ -179,7 +179,7 @@ def _work(run: NamedRun) -> Work | None:
     """Operations of a run; None: its model is not known here."""
     try:
         return work_of(run)
-    except (ArtifactError, ConfigError):  # told with its remedy when the run is checked
+    except (ArtifactError, ConfigError):  # the check of the run reports it with its remedy
         return None
 
 

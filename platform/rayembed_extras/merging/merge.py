@@ -94,7 +94,7 @@ def models_of(references: Sequence[str]) -> list[str]:
 
     Raises:
         ArtifactError: a checkpoint is damaged, lies in no run's folder, or is of other settings
-            than the run's file tells.
+            than the run's file names.
         RayembedError: a model is not there, or as `rayembed.training.checkpoints.export.export`.
     """
     found = {

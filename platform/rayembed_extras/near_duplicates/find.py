@@ -76,7 +76,7 @@ def removed_rows(
     their nearest row.
 
     The row of the lowest id hash stays. Of equally similar rows the one of the lowest id hash is
-    told.
+    reported.
 
     Args:
         chunks: gives all similar pairs, each time that it is called.
@@ -104,7 +104,7 @@ def removed_rows(
         order = order[_roots(above, row[order]) != row[order]]
         here, there = row[order], beside[order]
         known, ids = other[here], id_hash[there]
-        # Equal ones are told by (id hash, position), as within a chunk.
+        # Equal ones are ordered by (id hash, position), as within a chunk.
         nearer = (alike[order] > similarity[here]) | (
             (alike[order] == similarity[here])
             & ((ids < id_hash[known]) | ((ids == id_hash[known]) & (there < known)))
@@ -170,7 +170,7 @@ def find_near_duplicates(
         id_hash: (rows,) int64 of the rows' ids, by which the one that stays is chosen.
 
     Raises:
-        StorageFullError: this machine has too little scratch for so many rows.
+        StorageFullError: this machine has too little scratch for the rows.
     """
     name, folder = writer.dataset, writer.folder
     scratch = join(writer.working_folder, "near-duplicates")

@@ -128,7 +128,7 @@ async def _states(services: Mapping[str, Served]) -> dict[str, State]:
     async def one(service: Served) -> State | None:
         try:
             return await asyncio.wait_for(service.state(), _STATE_SECONDS)
-        except Exception:  # noqa: BLE001 - whatever it is, it tells nothing
+        except Exception:  # noqa: BLE001 - a model that fails has no state
             return None
 
     found = await asyncio.gather(*map(one, services.values()))

@@ -149,7 +149,7 @@ class Batcher(Generic[Item, Result]):
         """
         try:
             results = self._work([item for _, _, item in batch])
-        except Exception as error:  # noqa: BLE001 - told to the callers, whatever it is
+        except Exception as error:  # noqa: BLE001 - passed on to the callers
             callers = list({id(caller): caller for caller, _, _ in batch}.values())
             if len(callers) == 1:
                 self.failures += 1

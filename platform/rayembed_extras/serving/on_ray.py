@@ -200,7 +200,7 @@ def _application(config: ServingConfig, key_digests: frozenset[str]) -> Any:
             name=f"{place}-" + re.sub(r"[^\w.-]", "-", model.name),
             **_replicas(model),
             **shared,
-            # Someone waits for the first start, and is told at once why it failed.
+            # Somebody waits for the first start, so a failure is reported at once.
             max_constructor_retry_count=1,
             ray_actor_options={
                 "num_cpus": model.cpus_per_replica,

@@ -17,15 +17,16 @@ class Limits(Settings):
     """Maximum texts of one request, as in OpenAI's own server."""
     characters: PositiveInt = 100_000
     """Maximum characters of one text. The model reads the first tokens up to its own maximum
-    length; the answer tells which texts were longer, and `truncate` false refuses them."""
+    length; the answer lists the texts that were longer, and `truncate` false refuses them."""
     body_bytes: PositiveInt = 32 * 2**20
     """Maximum bytes of one request's body: 2,048 texts of 16,000 ASCII characters, or of 2,700
     characters escaped by the client (`\\uXXXX`). While a body is parsed the server answers nothing
     else: a tenth of a second for 32 MiB of texts, up to two where they are brackets.
     """
     waiting_bytes: PositiveInt = 512 * 2**20
-    """Maximum total bytes of bodies that are still being received. Where they hold more, the
-    largest one is told to retry later, so that small requests pass beside clients that send slowly.
+    """Maximum total bytes of bodies that are still being received. Above it the
+    largest one gets an error that asks to retry later, so that slow clients do not block small
+    requests.
     """
     body_seconds: PositiveFloat = 60.0
     """Maximum seconds from a request's first byte until its body is complete."""

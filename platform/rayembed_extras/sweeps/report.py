@@ -132,7 +132,7 @@ def report_text(
         )
     else:
         parts.append(
-            f"## What decides the score\n\nNot told: it takes at least {LEAST_TRIALS} finished "
+            f"## What decides the score\n\nNot computed: it needs at least {LEAST_TRIALS} finished "
             "trials with different scores.\n"
         )
     return "\n".join(parts)

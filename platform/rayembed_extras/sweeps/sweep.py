@@ -59,12 +59,12 @@ def sweep_runs(
     Everything that a user can get wrong is checked before a worker starts.
 
     Args:
-        printed: figures of a paper to stand beside: row → column → figure.
+        printed: scores of a paper to compare with: row → column → figure.
         source: paper and table that they are of.
 
     Raises:
-        RayembedError: what is wrong and what to do; a trial that failed stops no other, and is
-            told at the end.
+        RayembedError: what is wrong and what to do; a failed trial stops no other and is
+            reported at the end.
     """
     sweep = sweep.placed(storage_path=absolute_storage(sweep.base.placement.storage_path))
     check_sweep(sweep)

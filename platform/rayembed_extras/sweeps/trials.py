@@ -64,7 +64,7 @@ def compared_as(run: Run, name: str, weighted: Collection[str] = ()) -> Run:
     """The run under another name, with only the scores that a sweep compares.
 
     Baselines, the untrained model, the guard's mixtures and its general tasks are left out: they
-    would be scored anew for each trial.
+    would be scored again for each trial.
 
     Args:
         weighted: names of the tasks that the sweep's metric weights, general ones among them.

@@ -229,7 +229,7 @@ def in_script_of(language: str, text: str) -> bool:
     """Whether at least half of the letters are in a script of the language; unknown codes pass.
 
     Args:
-        language: code, of which only what stands before `-` or `_` counts: `zh-Hans`.
+        language: code; only the part before `-` or `_` counts: `zh-Hans`.
         text: of which the first 2,000 characters are read.
     """
     code = language.replace("_", "-").partition("-")[0].lower()

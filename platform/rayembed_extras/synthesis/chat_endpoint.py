@@ -157,7 +157,7 @@ def read_key(endpoint: OpenAICompatible, setting: str) -> str | None:
     """API key from this process's environment; None if the endpoint needs none.
 
     Args:
-        setting: where the endpoint stands in the settings, for the message.
+        setting: path of the endpoint's settings, for the message.
 
     Raises:
         ConfigError: the variable is not set.

@@ -82,7 +82,7 @@ def make_synthetic(run: SynthesisRun, model: str, ask: Ask) -> DatasetArtifact:
 
     Args:
         run: what is asked for.
-        model: what tells the LLM apart from others: a fingerprint of its weights, or its name.
+        model: identifies the LLM: a fingerprint of its weights, or its name.
         ask: puts requests to it.
 
     Raises:

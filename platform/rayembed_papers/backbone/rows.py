@@ -64,7 +64,7 @@ def load(stored: StoredRows) -> list[Row]:
     Raises:
         ArtifactError: the file is missing or broken.
     """
-    remedy = "Remove it and give the same command again, which reads the rows anew"
+    remedy = "Remove it and run the same command again, which reads the rows again"
     table = read_sealed(stored.path, remedy=remedy)
     return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 

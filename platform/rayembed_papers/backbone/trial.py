@@ -89,7 +89,7 @@ def run_trial(trial: Trial, *, use_gpu: bool, predict_batch: int) -> None:
     """Finetune, score, keep the model if others start from it, then write the result.
 
     One that diverged, by its loss or by what its model gives, gets neither scores nor a model: its
-    result tells of it, so that it is not done again.
+    result records it, so that it is not repeated.
 
     Raises:
         ArtifactError: the backbone has other weights here than where the job began, or is damaged.

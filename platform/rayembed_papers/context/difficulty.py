@@ -228,7 +228,7 @@ def measure_batches(
 
     Args:
         records: the folder that would be clustered.
-        max_pairs: a seeded sample of so many is clustered where there are more.
+        max_pairs: larger data sets are sampled by a seed to this number before clustering.
         max_batches: of one size of clusters and of batches; a seeded draw of more.
     """
     config = dataset.clusters

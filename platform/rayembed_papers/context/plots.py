@@ -26,7 +26,7 @@ _SMALL_TICKS = 8
 def difficulty_lines(found: Difficulties) -> bytes:
     """A PNG: difficulty over the size of clusters, a line for each size of batches (Figure 6).
 
-    Dashed are random batches. Below stands the share of documents that the filter takes out.
+    Dashed are random batches. The lower plot shows the share of documents that the filter masks.
     """
     sizes = sorted(size for size in found if size is not None)
     batch_sizes = list(next(iter(found.values())))
@@ -78,7 +78,7 @@ def size_lines(table: SpreadTable) -> bytes:
             **style,
         )
     axes.set_xticks(places, list(table.rows))
-    axes.set_xlabel("context documents; the null token stands in the other places")
+    axes.set_xlabel("context documents; the null token fills the other positions")
     axes.set_ylabel("score")
     set_title(axes, "Scores by the number of context documents", size=10)
     # Below the axis, where no line can run through it.

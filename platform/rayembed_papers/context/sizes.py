@@ -1,7 +1,7 @@
 """Scores of a contextual model with fewer context documents than its maximum (Figure 16).
 
 "Because the model includes an optional null token, we can supply any number of contextual inputs"
-(arXiv 2410.02525, section 10.5): the null token stands where documents are missing.
+(arXiv 2410.02525, section 10.5): the null token replaces missing documents.
 """
 
 import logging

@@ -157,7 +157,7 @@ def on_a_gpu(direction: Direction) -> Direction:
 
     causes = tuple(one for one in direction.causes if one is not DEEPER)
     better, worse = larger(direction.better), larger(direction.worse)
-    # Notes tell of the small runs.
+    # Notes describe the small runs.
     return replace(direction, better=better, worse=worse, causes=causes, note="")
 
 

@@ -197,9 +197,9 @@ def tasks_left(
 ) -> list[ClaimTask]:
     """Runs not measured yet; claims that need the least time come first.
 
-    Each stands once. Seeds of a claim stay together, as one of them decides nothing. Where one of
-    two runs is missing, or they come from unlike machines, what another machine has measured is
-    measured here as well.
+    Each run is listed once. Seeds of a claim stay together because one seed decides nothing. If one
+    of two runs is missing, or they come from different machines, runs measured on another machine
+    are measured here as well.
     """
     expected: dict[str, float] = {}
 

@@ -92,7 +92,7 @@ def nomic_small() -> Run:
 def cde_small() -> Run:
     """CDE: two layers of all-MiniLM in its second stage, all layers in the first.
 
-    Without the output MLP of the released models, of which the paper tells nothing: what it is
+    Without the output MLP of the released models, which the paper does not describe: what it is
     compared with has none.
     """
     run = _scored(cde.quickstart(), RETRIEVAL_TASKS)

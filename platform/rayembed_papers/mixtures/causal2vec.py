@@ -56,7 +56,7 @@ def llama2_7b() -> Run:
 def qwen2_5_1_5b() -> Run:
     """Causal2Vec-Qwen2.5-1.5B (Tables 1 and 7): adapters on the encoder too.
 
-    The template's `<|im_end|>` is the tokenizer's own EOS, which stands at the end anyway.
+    The template's `<|im_end|>` is the tokenizer's own EOS, which is at the end anyway.
     """
     return published(
         "causal2vec-qwen2.5-1.5b",
@@ -82,7 +82,7 @@ def published(name: str, backbone: str, *, large: bool, prompt: tuple[str, str])
     Steps, batches, optimiser, LoRA's rank and alpha are the paper's. It does not state LoRA's
     dropout and layers, weight decay and clipping, nor how many hard negatives a query has: they are
     those of LLM2Vec, whose code it follows, and the usual ones of transformers. Of the data sets'
-    shares it tells the ratios of A.3: every record is drawn as often as any other.
+    shares it states the ratios of A.3: every record is drawn as often as any other.
 
     Args:
         large: of 7B, otherwise of 1.3B or 1.5B (the two columns of Table 7).

@@ -46,7 +46,7 @@ def small() -> Run:
 def small_unsupervised() -> Run:
     """The first phase alone: three epochs over the pairs of Table 5 ("unless otherwise specified").
 
-    Soft prompts and the MLP at the output are the released model's; the paper tells of neither.
+    Soft prompts and the MLP at the output are the released model's; the paper describes neither.
     """
     entries = unsupervised_entries()
     datasets = tuple(entry.config for entry in entries)

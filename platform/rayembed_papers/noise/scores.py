@@ -1,7 +1,7 @@
 """Loss of a model's scores when unrelated text is appended to every text (Causal2Vec, Table 3).
 
 The tasks of the Wikipedia sample are scored twice: as they are, and with a few words of articles
-that no task holds behind each text. What a last token tells is then mostly of these words. The
+that no task holds behind each text. The state of a last token then mostly reflects these words. The
 paper appends to the LLM's input and does not say what; here every part of a model reads the noise.
 """
 

@@ -162,7 +162,7 @@ def nomic_8() -> dict[str, Run]:
     """E5-Large unsupervised on Stack Exchange, SQuAD and NQ, with newly mined negatives (section
     7.3).
 
-    The paper tells of about 500,000 pairs and no settings of the training; batch, optimiser and
+    The paper states about 500,000 pairs and no settings of the training; batch, optimiser and
     data are those of its own finetuning (section 4.5), whose three sets have 395,264 pairs, for one
     epoch.
     """

@@ -85,7 +85,7 @@ def _repair(
     task = RepairPart(writer.parts_folder, working, config.action, decide)
     items = [PartItem(part) for part in parent.parts]
     what = f"repair {dataset.name}"
-    # Results stay beside the examples that they tell of, and go with them.
+    # Results are kept next to their examples and removed with them.
     results = run_resumable(working, what, task, items, context.execute, config.judge.needs)
     parts = [part for result in results for part in result["parts"]]
     summary = _summary(results, config.action)

@@ -35,7 +35,7 @@ class Judge(Settings):
         """Check that its models were fetched and can be loaded.
 
         Args:
-            setting: where the judge stands in the settings, for messages.
+            setting: path of the judge's settings, for messages.
 
         Raises:
             AssetError, ArtifactError: one cannot; the message begins with its setting.
@@ -45,7 +45,7 @@ class Judge(Settings):
         """Return when a model over the network can be asked, as far as this machine can tell.
 
         Args:
-            setting: where the judge stands in the settings, for messages.
+            setting: path of the judge's settings, for messages.
             storage: where answers of earlier jobs lie.
 
         Raises:
