@@ -63,6 +63,8 @@ def problems(platform: Path = PLATFORM) -> Iterator[str]:
 
 LOGGERS = {"log", "logger", "_log", "_logger"}
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
+_WORD = re.compile(r"(?<![\w{(.'\[])[A-Za-z]{2,}\b(?![^{}]*\})")
+"""A word outside of braces."""
 
 
 def sentences(platform: Path = PLATFORM) -> list[str]:
@@ -78,12 +80,12 @@ def sentences(platform: Path = PLATFORM) -> list[str]:
 
 
 def messages(platform: Path = PLATFORM) -> list[str]:
-    """Texts of at least two words of logger calls and of raised errors, with file and line."""
+    """Texts of logger calls and of raised errors with two words or more of their own."""
     return [
         f"{shown}:{call.lineno} {ast.unparse(call.func)}: {text}"
         for shown, tree in _trees(platform)
         for node in ast.walk(tree)
-        if (call := _said(node)) and " " in (text := _text(call.args[0]))
+        if (call := _said(node)) and len(_WORD.findall(text := _text(call.args[0]))) > 1
     ]
 
 
