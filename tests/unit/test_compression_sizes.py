@@ -98,7 +98,7 @@ def test_what_cannot_be_made_is_refused_before_work(run, tmp_path, monkeypatch, 
     for words, told in (
         (["--size", "nothing"], "made by layers or vocabulary"),
         (["--size", "layers,share=0.5+magnitude"], "made by layers or vocabulary"),
-        (["--size", "layers,0.5"], "is no setting"),
+        (["--size", "layers,0.5"], "is not a setting"),
         (["--size", "layers,share=0.5", "--size", "layers,share=0.5"], "two sizes"),
     ):
         assert run_sizes_job(words) == 2

@@ -199,7 +199,7 @@ def test_inputs_that_depend_on_each_other_are_damped_more_and_broken_ones_refuse
     nearly.diagonal().fill_(0.3)
     with caplog.at_level(logging.WARNING):
         assert damping(nearly, "layer") > 0.01
-    assert "nearly dependent" in caplog.text
+    assert "nearly linearly dependent" in caplog.text
     with pytest.raises(ArtifactError, match="no second moments"):
         damping(torch.full((8, 8), float("nan")), "layer")
 

@@ -54,7 +54,7 @@ def test_code_of_a_folder_is_refused_before_anything_is_loaded(tmp_path, types):
     folder = tmp_path / "model"
     save_nvembed(folder, seed=1)
     marker = trap(folder, *types)
-    with pytest.raises(ArtifactError, match="code that it brings itself, which is never run"):
+    with pytest.raises(ArtifactError, match="of its own code, which is never run"):
         sentence_spec(ModelUnderTest(reference=f"st:{folder}"))
     assert not marker.exists()
 

@@ -52,7 +52,7 @@ def test_another_sweep_of_the_name_is_refused_and_the_same_goes_on(tmp_path):
     (place / job.SWEEP_FILE).write_text(sweep.to_yaml())
     job._as_begun(sweep, str(place))
     other = make_sweep(tmp_path, space={RATE: "grid(0.1, 0.02)"})
-    with pytest.raises(ArtifactError, match=r"cannot go on in .*another --name"):
+    with pytest.raises(ArtifactError, match=r"cannot resume in .*another --name"):
         job._as_begun(other, str(place))
     (place / job.SWEEP_FILE).write_text("name: [")
     with pytest.raises(ArtifactError, match="cannot be read"):
@@ -123,7 +123,7 @@ def test_runs_in_mlflow_end_as_their_trials_did(tmp_path, caplog, monkeypatch):
     # The scheduler's word is final, an error's is not: that trial goes on from its checkpoints.
     left = {path.relative_to(storage).parts[1:4] for path in Path(storage).rglob("position.json")}
     assert left == {("failed", stage, CHECKPOINTS) for stage in ("retrieval", "blend")}
-    assert "gone was ended" in caplog.text
+    assert "gone was stopped" in caplog.text
     assert "never-begun" not in caplog.text
 
 
