@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class QueriesSource(AskedModel, FileRows):
     """Documents, one in each row, for which a language model writes queries.
 
-    They are written before anything else, as records of their own, which then stand for the source.
+    The queries are written before anything else, as records that then replace the source.
     """
 
     columns_read: ClassVar = ("text",)

@@ -104,9 +104,10 @@ def printed_nvembed_4() -> PrintedFigures:
 
 
 def printed_nvembed_4_small() -> PrintedFigures:
-    """Published scores of the quickstart's rows. It has no added and no synthetic data, as the
-    paper's S0 and S1 have none: its two stages are S1 beside S0, and the whole model beside the
-    other rows.
+    """Published scores of the quickstart's rows.
+
+    The quickstart has no added and no synthetic data, as the paper's S0 and S1 have none: its two
+    stages are compared with S1 and S0, and the whole model with the other rows.
     """
     printed = printed_nvembed_4()
 
