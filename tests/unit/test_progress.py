@@ -9,6 +9,7 @@ import types
 
 import pytest
 
+from rayembed.api.calls import shown
 from rayembed.data.engine.work_items import _Done, in_process, run_tasks
 from rayembed.display.progress import (
     bar,
@@ -21,6 +22,7 @@ from rayembed.display.progress import (
     pieces,
     tell,
 )
+from rayembed.display.tables import console
 from rayembed.evaluation.jobs import Job as EvaluationJob
 from rayembed.evaluation.pooled.progress import ProgressLog
 from rayembed.pipeline.job import Job, work_begins
@@ -140,28 +142,67 @@ def test_a_terminal_has_one_line_that_changes(monkeypatch, caplog):
     assert not any("█" in line for line in caplog.messages), "the log has no lines of it"
 
 
-def test_a_notebook_has_an_output_that_changes(monkeypatch):
-    shown = []
+@pytest.fixture
+def notebook(monkeypatch):
+    """IPython in a notebook, with all that its outputs showed, each a list."""
+    outputs = []
 
     class Handle:
+        def __init__(self, shown):
+            self.shown = shown
+
         def update(self, data, *, raw):
-            shown.append(data)
+            assert raw
+            self.shown.append(data)
 
     def display(data, *, raw, display_id):
         assert raw
         assert display_id
-        shown.append(data)
-        return Handle()
+        outputs.append([data])
+        return Handle(outputs[-1])
 
     ipython = types.ModuleType("IPython")
     ipython.get_ipython = lambda: types.SimpleNamespace(kernel=object())
     ipython.display = types.SimpleNamespace(display=display)
+    ipython.outputs = outputs
     monkeypatch.setitem(sys.modules, "IPython", ipython)
+    return ipython
+
+
+def test_the_log_of_a_call_in_a_notebook_is_one_output(notebook, monkeypatch, capsys):
+    ours = logging.getLogger("rayembed")
+    monkeypatch.setattr(ours, "propagate", False)
+    with shown():
+        ours.info("reads <rows>")
+        for text in ("the first task", "the second task"):
+            with doing(text, silence_seconds=QUICK):
+                time.sleep(0.1)
+        console().print("a line")
+        ours.warning("slow disk")
+    (output,) = notebook.outputs
+    texts = [data["text/plain"] for data in output]
+    assert any("reads <rows>\nthe second task" in text for text in texts), "below the log"
+    assert output[-1]["text/html"].startswith("<details><summary>2 lines of log in 0:00:00</")
+    assert "reads &lt;rows&gt;\n0:00:00  slow disk</pre>" in output[-1]["text/html"]
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("a line\n", "slow disk\n")
+    assert ours.handlers == []
+
+
+def test_a_call_in_a_notebook_that_logs_nothing_leaves_an_empty_output(notebook, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("rayembed"), "propagate", False)
+    with shown(), doing("a task", silence_seconds=QUICK):
+        time.sleep(0.1)
+    assert [output[-1]["text/plain"] for output in notebook.outputs] == [""]
+
+
+def test_a_notebook_has_an_output_that_changes(notebook, monkeypatch):
     with doing(lambda: f"<{bar(3, 4)}>", silence_seconds=QUICK):
         time.sleep(0.2)
-    assert shown[1]["text/html"] == "<pre>&lt;███████████████░░░░░&gt;  0:00:00</pre>"
-    assert shown[1]["text/plain"] == "<███████████████░░░░░>  0:00:00"
-    ipython.get_ipython = types.SimpleNamespace  # IPython in a terminal has no kernel
+    (output,) = notebook.outputs
+    assert output[1]["text/html"] == "<pre>&lt;███████████████░░░░░&gt;  0:00:00</pre>"
+    assert output[1]["text/plain"] == "<███████████████░░░░░>  0:00:00"
+    notebook.get_ipython = types.SimpleNamespace  # IPython in a terminal has no kernel
     monkeypatch.setattr(sys, "stderr", Stream())
     assert live_line() is None
 

@@ -5,10 +5,18 @@ import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 
-from rayembed.display.quiet import _HARMLESS, quiet, set_unset, without, without_harmless
+from rayembed.display.quiet import (
+    _HARMLESS,
+    quiet,
+    set_unset,
+    terminal_stderr,
+    without,
+    without_harmless,
+)
 
 
 @pytest.fixture
@@ -49,6 +57,26 @@ def test_a_renamed_function_of_torch_is_no_matter_and_other_warnings_are_shown(h
         warnings.warn(renamed, UserWarning, 2)
         warnings.warn("`torch.load` is deprecated", FutureWarning, 2)
     assert [warning.category for warning in seen] == [UserWarning, FutureWarning]
+
+
+def test_a_compiler_that_a_library_silences_is_silent_in_a_notebook_too(monkeypatch, capfd):
+    def compile_silenced():
+        """As DeepSpeed looks for libraries."""
+        kept = os.dup(sys.stderr.fileno())
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stderr.fileno())
+            subprocess.run(["sh", "-c", "echo no such library >&2"], check=True)
+        os.dup2(kept, sys.stderr.fileno())
+        os.close(kept)
+
+    with os.fdopen(os.dup(2), "w") as notebooks:
+        monkeypatch.setattr(sys, "stderr", notebooks)
+        compile_silenced()
+        assert capfd.readouterr().err == "no such library\n"
+        with terminal_stderr():
+            compile_silenced()
+        assert capfd.readouterr().err == ""
+        assert sys.stderr is notebooks
 
 
 def test_lines_of_workers_stay_but_for_rays_own_actor():

@@ -7,5 +7,8 @@ folders, the same weights, the same scores.
 from rayembed.api.embedder import Embedder, load
 from rayembed.api.measure import adapt, encode, evaluate, mine
 from rayembed.api.training import Trained, train
+from rayembed.display.quiet import quiet
+
+quiet()  # before the calls import the libraries that it is for
 
 __all__ = ["Embedder", "Trained", "adapt", "encode", "evaluate", "load", "mine", "train"]

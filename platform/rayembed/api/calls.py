@@ -12,6 +12,7 @@ from rayembed.config.credentials import check_address
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
 from rayembed.config.types import expanded_name
+from rayembed.display.notebook import NotebookLog, notebook_display
 from rayembed.display.progress import bar, doing, duration
 from rayembed.display.quiet import quiet
 from rayembed.pipeline.stopping import ended_in_order
@@ -108,8 +109,13 @@ def _log_shown() -> Iterator[None]:
     if logger.hasHandlers():
         yield
         return
-    handler, level = logging.StreamHandler(), logger.level
-    handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
+    display, level = notebook_display(), logger.level
+    handler: logging.Handler
+    if display is None:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
+    else:
+        handler = NotebookLog(display)
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
@@ -117,3 +123,4 @@ def _log_shown() -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+        handler.close()

@@ -5,7 +5,6 @@ Whoever begins something long names it by `doing`; the innermost is what is told
 has an `overview` of them, `data ✓ → finetune 0/60 → scores`, told at each change.
 """
 
-import html
 import logging
 import sys
 import threading
@@ -14,7 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TextIO, TypeVar
+from typing import TextIO, TypeVar
+
+from rayembed.display.notebook import NotebookLine, NotebookLog, notebook_display
 
 SILENCE_SECONDS = 10.0
 """Seconds without a log line after which progress is logged."""
@@ -200,35 +201,20 @@ class _Terminal:
             self._stream.flush()
 
 
-class _Notebook:
-    """Live output of a notebook cell."""
-
-    def __init__(self, display: Callable[..., Any]) -> None:
-        self._output = display(self._shown(""), raw=True, display_id=True)
-
-    def show(self, text: str) -> None:
-        self._output.update(self._shown(text), raw=True)
-
-    def clear(self) -> None:
-        """Keep the output, which the next text replaces."""
-
-    @staticmethod
-    def _shown(text: str) -> dict[str, str]:
-        return {"text/html": f"<pre>{html.escape(text)}</pre>", "text/plain": text}
-
-
-_Live = _Terminal | _Notebook
-"""Live line."""
+_Live = _Terminal | NotebookLine
+"""A line that changes."""
 
 
 def live_line() -> _Live | None:
     """Live line of the notebook or terminal that shows the log; None: the log is shown in neither.
     it is shown in neither.
     """
-    ipython = sys.modules.get("IPython")
-    shell = ipython and ipython.get_ipython()
-    if ipython is not None and getattr(shell, "kernel", None) is not None:
-        return _Notebook(ipython.display.display)
+    logs = (handler for handler in _ours.handlers if isinstance(handler, NotebookLog))
+    if log := next(logs, None):
+        return log.line
+    display = notebook_display()
+    if display is not None:
+        return NotebookLine(display)
     return _Terminal(sys.stderr) if sys.stderr.isatty() else None
 
 

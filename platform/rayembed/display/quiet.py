@@ -9,7 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 
 # Progress of pipelines, checkpoints and uploads, which rayembed tells itself.
 MLFLOW = {"MLFLOW_LOGGING_LEVEL": "WARNING", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
@@ -32,6 +32,8 @@ _HARMLESS = (
 _WARNINGS = (
     # DeepSpeed calls functions that torch renames; both still have them.
     (r"`torch\.distributed\.\w+` is deprecated", FutureWarning),
+    # In a notebook without ipywidgets; rayembed shows its own progress.
+    (r"IProgress not found", Warning),
 )
 """Pattern of a harmless warning's beginning, and its class."""
 
@@ -57,6 +59,22 @@ def without(name: str) -> Iterator[None]:
     finally:
         if hidden:
             del sys.modules[name]
+
+
+@contextmanager
+def terminal_stderr() -> Iterator[None]:
+    """Make `sys.stderr` write to file descriptor 2 inside the block, also in a notebook.
+
+    For libraries that silence the compilers they start by redirecting `sys.stderr.fileno()`: in a
+    notebook this is another descriptor than the one that compilers write to.
+    """
+    try:
+        stream = os.fdopen(2, "w", closefd=False)
+    except OSError:  # a process without standard error
+        yield
+        return
+    with stream, redirect_stderr(stream):
+        yield
 
 
 class _Harmless(logging.Filter):

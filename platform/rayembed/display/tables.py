@@ -160,7 +160,7 @@ def _markdown_line(cells: Sequence[object]) -> str:
 
 
 def console(out: TextIO | None = None, *, soft_wrap: bool = False) -> "Console":
-    """Create a console for tables and lines, which are printed as they are.
+    """Create a console for tables and lines, printed as they are, in a notebook as plain text.
 
     Args:
         out: where to print; None: standard output.
@@ -169,5 +169,11 @@ def console(out: TextIO | None = None, *, soft_wrap: bool = False) -> "Console":
     from rich.console import Console
 
     stream = sys.stdout if out is None else out
-    width = None if stream.isatty() else WIDTH
-    return Console(file=stream, width=width, highlight=False, markup=False, soft_wrap=soft_wrap)
+    return Console(
+        file=stream,
+        width=None if stream.isatty() else WIDTH,
+        highlight=False,
+        markup=False,
+        soft_wrap=soft_wrap,
+        force_jupyter=False,  # else each line would be an output of its own
+    )

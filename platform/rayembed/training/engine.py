@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rayembed.config.optimizer import TrainLoopConfig
 from rayembed.config.placement import Placement
-from rayembed.display.quiet import without
+from rayembed.display.quiet import terminal_stderr, without
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.expert_group import ExpertGroup
 from rayembed.errors import PlacementError
@@ -409,13 +409,13 @@ def _sign_of_experts(num_experts: int) -> nn.Module:
 
 
 def _deepspeed() -> Any:
-    """Import DeepSpeed without MLflow, which it imports if installed, for an unused autotuner: each
-    worker would start 1.5 CPU seconds later, and again after each fault.
+    """Import DeepSpeed without MLflow, which it imports if installed, for an unused autotuner: 1.5
+    CPU seconds of each worker, and again after each fault.
 
-    Its shared-memory reduction, which serves only inference, is left out: it would be compiled at
-    the start of a first run on CPUs, a minute, and by a C++ compiler that a machine may lack.
+    Its reduction for inference is left out: compiling it takes a minute and a C++ compiler.
     """
-    with without("mlflow"):
+    with without("mlflow"), terminal_stderr():
         import deepspeed
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
