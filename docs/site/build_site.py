@@ -17,7 +17,8 @@ import settings_reference
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "cluster/**/*.md", "benchmarks/**/*.md")
+FOLDERS = ("docs", "cluster", "benchmarks", "examples")
+PAGES = ("README.md", "CONTRIBUTING.md", *(f"{folder}/**/*.md" for folder in FOLDERS))
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 

@@ -22,6 +22,8 @@ _HARMLESS = (
     ("ray._private.authentication.authentication_token_setup", "Token authentication is enabled"),
     # Evaluation and export run on CPUs; a training worker is told its accelerator.
     ("DeepSpeed", "Setting accelerator to CPU"),
+    # In a notebook without ipywidgets; a run's report has what Ray would show.
+    ("ray.widgets.util", "Missing packages"),
     # bm25s lets its progress through whatever the level of the log.
     ("bm25s", "Building index from"),
     # What it would do to a graph (shapes, constants) the exporter has done.
