@@ -53,4 +53,4 @@ if __name__ == "__main__":
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as place:
             nbformat.write(executed(given, Path(place).resolve()), given)
-        print(f"{given.name}: {(time.monotonic() - began) / 60:.1f} minutes")
+        sys.stdout.write(f"{given.name}: {(time.monotonic() - began) / 60:.1f} minutes\n")
