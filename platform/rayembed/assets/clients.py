@@ -56,16 +56,14 @@ _UNANSWERED = (
 
 _MISTAKEN = "Failed to flush response stream"
 """Text of Arrow's error where the response was longer than requested, as from a server that is too
-busy: its client sees no status then, and does not ask again.
-"""
+busy: its client sees no status then, and does not ask again."""
 
 
 _MOST_USES = 100
 """Number of uses after which a client is replaced by a new one. AWS's client has 100 tries beyond
 the first in all, and gets one back for each success, of which Arrow never tells it: then it fails
 at every answer of a busy server. Measured with 30 % of requests failing and four tries: 2 of 260
-looks failed before 103 requests had, then each that the server refused, 44 of 140.
-"""
+looks failed before 103 requests had, then each that the server refused, 44 of 140."""
 
 
 _OPTIONS = re.compile(r"\?\w+=[^?]*\Z")

@@ -16,14 +16,12 @@ class FolderFormat:
 
     load: Callable[[Path], Any]
     """Function that loads the model, a `TransformerModel` in evaluation mode; raises ArtifactError
-    where files are missing or damaged, ConfigError where a package is not installed.
-    """
+    where files are missing or damaged, ConfigError where a package is not installed."""
     check: Callable[[Path], object]
     """Function that raises ArtifactError where files are missing; loads nothing."""
     packages: Callable[[Path], tuple[str, ...]]
     """Function that returns the packages that loading a folder needs in addition to the common
-    ones.
-    """
+    ones."""
 
 
 FORMATS = NamedTable("rayembed.folder_formats", FolderFormat, "format of model folders", {})

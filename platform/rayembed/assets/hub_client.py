@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 LIMITS_SECONDS: Mapping[str, float] = {"connect": 10, "pool": 10, "read": 60, "write": 60}
 """Timeouts in seconds for a connection, and between two bytes of a response. HF_HUB_ETAG_TIMEOUT
-and HF_HUB_DOWNLOAD_TIMEOUT change those of downloads (10).
-"""
+and HF_HUB_DOWNLOAD_TIMEOUT change those of downloads (10)."""
 
 
 def hub_endpoint() -> str | None:

@@ -33,8 +33,7 @@ logger = logging.getLogger(__name__)
 
 LEASE_SECONDS = 60.0
 """Seconds without renewal after which a claim expires: longer than a busy storage takes for a
-write, shorter than a cluster takes to start another head.
-"""
+write, shorter than a cluster takes to start another head."""
 
 RENEWAL_SECONDS = 10.0
 """Seconds between two renewals."""
@@ -51,8 +50,7 @@ class Claim:
 
     machine: str
     """Identifier of the machine; processes with the same one share an operating system lock, held
-    by the caller.
-    """
+    by the caller."""
     host: str
     process: int
     since: str

@@ -41,8 +41,7 @@ class ArchitectureConfig(Settings):
     """Maximum tokens of a document, special ones included."""
     keep_zeros: bool = False
     """Whether weights that were pruned to zero stay zero in all stages and in the export: those of
-    the matrices that its `compression.json` names. Adapters are masked likewise.
-    """
+    the matrices that its `compression.json` names. Adapters are masked likewise."""
 
     @property
     def max_lengths(self) -> dict[Role, int]:

@@ -20,8 +20,7 @@ BM25 = "bm25"
 
 CONTEXT_SEED = 0
 """Default seed for drawing context documents: in `evaluate_model` and in all that a training run
-scores, whatever its own seed is.
-"""
+scores, whatever its own seed is."""
 
 
 class Prompts(Settings):
@@ -50,8 +49,7 @@ class Prompts(Settings):
     only where the key says so (`SciFact-document`). An empty text takes the instruction away."""
     query_prefix: str | None = None
     """Literal text before queries and texts of symmetric tasks, replacing the text of table and
-    folder; None: what they put. Not for models with an instruction template.
-    """
+    folder; None: what they put. Not for models with an instruction template."""
     document_prefix: str | None = None
     """Literal text before documents, replacing the text of table and folder; see `query_prefix`."""
 
@@ -119,8 +117,7 @@ class EvaluationPlacement(RuntimeSettings):
     """Number of processes that hold the model."""
     use_gpu: UseGpu = "auto"
     """Whether each worker has a GPU. `auto`: where torch sees one on this machine or, with Ray,
-    where live nodes offer one for each.
-    """
+    where live nodes offer one for each."""
     cpus_per_worker: float = Field(default=1.0, gt=0)
     """CPUs that Ray reserves for each worker."""
     threads_per_worker: PositiveInt | None = None

@@ -17,8 +17,7 @@ from rayembed.config.types import Distinct
 Need = Literal["similarity", "teacher_scores", "teacher_vectors"]
 """Data that rows must have in addition to their texts: the graded similarity of query and document,
 scores of the positive and the hard negatives by a teacher, or vectors of all texts by the stage's
-teachers.
-"""
+teachers."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +40,17 @@ class LossConfig(Settings):
     dimensions: Distinct[PositiveInt] = ()
     """Widths below the full one that are trained too, on truncated and renormalised vectors
     (Matryoshka, arXiv 2205.13147). The losses of all widths are summed with equal weight, as in
-    Nomic's code, so each further width increases the gradient.
-    """
+    Nomic's code, so each further width increases the gradient."""
     precisions: Distinct[SmallPrecision] = ()
     """Number types trained in addition to float32, at each width: queries and documents are scored
     as a search in that type has them, with gradients passed straight through the rounding. The
-    losses are summed with equal weight, as those of `dimensions`.
-    """
+    losses are summed with equal weight, as those of `dimensions`."""
 
     takes_candidates: ClassVar[bool] = True
     """Whether a query is compared with documents besides its positive, which must then exist."""
     row_blocks: ClassVar[bool] = False
     """Whether a row's loss does not depend on other rows' queries, so that blocks of rows are
-    computed separately.
-    """
+    computed separately."""
     parameter_names: ClassVar[tuple[str, ...]] = ()
     """Names of the loss's trained parameters, which can depend on the widths; most losses have
     none.

@@ -226,8 +226,7 @@ class MiningConfig(TeacherStep):
     """Cross-encoder that rescores candidates; None keeps the teacher's scores."""
     search: Search = _EXACT
     """Search method for candidates: exactly, or in an index that misses some of them, for corpora
-    that are too large for products of all queries with all documents.
-    """
+    that are too large for products of all queries with all documents."""
 
     @property
     def draws_by_seed(self) -> bool:
@@ -294,8 +293,7 @@ class ClusterConfig(TeacherStep):
     """k-means training pairs for each cluster; all pairs are assigned."""
     max_sample: PositiveInt = 1_000_000
     """Maximum number of k-means training pairs, unless it is below one for each cluster. One
-    machine holds them: 20 bytes a pair and dimension of the teacher, 15 GB for a million of 768.
-    """
+    machine holds them: 20 bytes a pair and dimension of the teacher, 15 GB for a million of 768."""
     exact_clusters: PositiveInt = EXACT_CLUSTERS
     """Clusters up to which each pair and the tour are compared with all of them. More are made in
     two levels, at the square root of the cost and with a small loss (docs/data_mining.md)."""
@@ -317,8 +315,7 @@ class Containment(Settings):
 
     ngram: int = Field(default=13, ge=3)
     """Number of consecutive words that a text must share with a benchmark text (13 in GPT-3, arXiv
-    2005.14165, appendix C).
-    """
+    2005.14165, appendix C)."""
     shortest: int = Field(default=8, ge=3)
     """Minimum number of words of a benchmark text that is searched for. One of fewer words than
     `ngram` must stand in a text as a whole; of fewer than 8, as in GPT-3, many are common phrases.
@@ -348,8 +345,7 @@ class Overlap(Settings):
     (data/cleaning/bm25.py); None: only equal texts are."""
     contained: Containment | None = None
     """Whether to drop rows whose query or positive contains a benchmark text
-    (data/cleaning/evaluation_texts.py); None: a longer text is only compared as a whole.
-    """
+    (data/cleaning/evaluation_texts.py); None: a longer text is only compared as a whole."""
     negatives: bool = False
     """Whether to remove benchmark texts from the rows' own hard negatives; the row stays."""
 

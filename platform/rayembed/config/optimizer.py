@@ -72,8 +72,7 @@ class OptimizerConfig(Settings):
     """Learning rate of the loss's own parameters; None: the same."""
     rates: SortedDict[str, PositiveFloat] = Field(default={})
     """Learning rates of parameters by name, which override all others: `{"*.router.*": 1e-4}`. `*`
-    stands for any characters; each pattern must match a parameter, and none may match two.
-    """
+    stands for any characters; each pattern must match a parameter, and none may match two."""
     weight_decay: float = Field(default=0.0, ge=0.0)
     """Decoupled weight decay; not on biases, norms and other vectors, nor on a loss's parameters.
     """

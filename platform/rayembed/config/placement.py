@@ -108,8 +108,7 @@ class RuntimeSettings(Settings):
     runtime: Literal["auto", "local", "ray"] = "auto"
     """Where the work runs. `local`: in this process, with a small pool beside it for data; `ray`:
     on the cluster that `RAY_ADDRESS` names, or one that is started for the job. `auto`: local where
-    no cluster is named and no setting needs Ray.
-    """
+    no cluster is named and no setting needs Ray."""
 
     def asks_ray(self) -> dict[str, bool]:
         """Setting → whether its value needs Ray."""

@@ -94,8 +94,7 @@ class EarlyStoppingConfig(Settings):
 
     patience: PositiveInt = 3
     """Number of consecutive scores without improvement; a checkpoint without a score counts neither
-    way.
-    """
+    way."""
     min_delta: float = Field(default=0.0, ge=0.0)
     """Minimum gain over the previous best score that counts as an improvement."""
 
@@ -116,8 +115,7 @@ class ValidationConfig(Settings):
     these weights is the score that decides."""
     keep: Literal["best", "last"] = "best"
     """Weights that a stage passes on: those of its best score (of equal ones the first), or those
-    of its last step, whatever the scores.
-    """
+    of its last step, whatever the scores."""
     early_stopping: EarlyStoppingConfig | None = None
     """Early stopping; None: every stage runs to its last step."""
 
@@ -165,20 +163,16 @@ class GuardConfig(Settings):
     method: Literal["linear", "slerp"] = "linear"
     """Method of mixing weights with those before training, θ₀. `linear`: θ₀ + share · (θ - θ₀)
     (WiSE-FT, arXiv 2109.01903; task arithmetic of one task). `slerp`: along the arc between them,
-    tensor by tensor.
-    """
+    tensor by tensor."""
     own_sets: Distinct[str] | None = None
     """Names of the `evaluation.own_sets` that count as own data; None: all but those of a sample
-    (`sample://…`), which benchmarks are made of.
-    """
+    (`sample://…`), which benchmarks are made of."""
     most_loss: float | None = Field(default=None, ge=0.0, le=1.0)
     """Largest allowed drop of the mean general-task score, on a scale of 0 to 1. None: less than
-    the gain on own data, and less than 0.03.
-    """
+    the gain on own data, and less than 0.03."""
     take: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     """Share of the trained model to keep regardless of the scores, 1 being the trained model
-    itself; None: the scores decide. A run that is done takes it without training again.
-    """
+    itself; None: the scores decide. A run that is done takes it without training again."""
 
     @property
     def mixed(self) -> tuple[float, ...]:
@@ -205,8 +199,7 @@ class EvaluationConfig(Scores):
     guard: GuardConfig | None = None
     """Keeps the trained model or a mixture with its start: the one that gains most on own data
     without losing more than allowed on general tasks; None: the trained model is kept, whatever its
-    scores.
-    """
+    scores."""
 
     @model_validator(mode="after")
     def _instructions_have_no_side(self) -> "EvaluationConfig":

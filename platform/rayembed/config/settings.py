@@ -28,8 +28,7 @@ class Settings(BaseModel):
     )
     replaces: ClassVar[Mapping[str, str]] = {}
     """Setting → the alternative setting that `--set` makes null with it; one command or call that
-    gives both is refused.
-    """
+    gives both is refused."""
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

@@ -19,8 +19,7 @@ class Rescoring(Settings):
 
     precision: Precision = "int8"
     """Number type of the documents' vectors in the second pass. `binary` stores nothing beside the
-    bits; `int8` and `float32` are stored, too, and read of the candidates alone.
-    """
+    bits; `int8` and `float32` are stored, too, and read of the candidates alone."""
     candidates: PositiveInt = 40
     """Number of documents that are scored again for each query: those with the fewest different
     bits. 40 is four times ten results, the oversampling that sentence-transformers takes by
@@ -37,8 +36,7 @@ class StoredVectors(Settings):
     the numbers that the stored vectors stand for."""
     rescore: Rescoring | None = None
     """Second pass over the best results of a binary search; None: the order by different bits
-    stands.
-    """
+    stands."""
 
     @property
     def slug(self) -> str:

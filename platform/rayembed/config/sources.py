@@ -174,7 +174,6 @@ class FileSource(Settings):
     quotes: Literal["csv", "none"] | None = None
     """Role of `"` in CSV and TSV files. `csv`: it stands around cells, also where their lines look
     like rows; `none`: a sign like any other, and each line is a row; None: found out, and a file
-    that can be read both ways is refused.
-    """
+    that can be read both ways is refused."""
     language: Column | None = None
     """Column of a language code, by which batches and filters can be separated."""

@@ -74,8 +74,7 @@ class StageConfig(Settings):
     """Loss to minimise; by default InfoNCE."""
     teachers: tuple[Teacher, ...] = ()
     """Embedding models whose vectors of all texts are computed before the stage, to learn from or
-    mask by; none of them runs in a step.
-    """
+    mask by; none of them runs in a step."""
     hidden_states: HiddenStates | None = None
     """Teacher whose hidden states are distilled too, with any loss; None: none are."""
     optimizer: AnyOptimizer
@@ -84,8 +83,7 @@ class StageConfig(Settings):
     it drops the recipe's `epochs`; one command that sets both is refused."""
     epochs: PositiveFloat | None = None
     """Number of passes over the training records, which decide `steps`, rounded to whole ones, when
-    the data is prepared; None: `steps` is what it says.
-    """
+    the data is prepared; None: `steps` is what it says."""
     query_max_length: PositiveInt | None = None
     """Maximum tokens of a query in this stage, if lower than the model's (Nomic Embed v2 pretrains
     with 32); None: the model's."""

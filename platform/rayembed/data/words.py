@@ -83,8 +83,7 @@ _BREAK = re.compile(
 
 _FULL_WIDTH = re.compile(r"[^。！？]*[。！？]+[」』”’）]*|[^。！？]+")
 """Pattern of sentences that end with full-width punctuation (Chinese, Japanese), or of a line's
-rest.
-"""
+rest."""
 
 
 def split_lines(text: str) -> list[str]:

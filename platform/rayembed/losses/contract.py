@@ -33,8 +33,7 @@ class FalseNegatives(Settings):
     """Source of the scores. `mining`: those that mining stored of a query's own hard negatives, by
     the cross-encoder where it rescored; a document without a score stays. `teachers`: cosines of
     the stage's `teachers`, of all candidates that the batch has for a query, other rows' positives
-    and negatives among them (GISTEmbed, arXiv 2402.16829); of several teachers one is enough.
-    """
+    and negatives among them (GISTEmbed, arXiv 2402.16829); of several teachers one is enough."""
     margin: float = 0.0
     """A document is left out if its score exceeds the positive's by more than this. Below 0 also
     those are left out that come near the positive (-0.05 in NV-Retriever, arXiv 2407.15831); with
@@ -47,8 +46,7 @@ class TeacherScores:
 
     places_BM: Int[Tensor, "B M"]
     """Indices of the documents among the candidates. What stands at the place of a missing negative
-    is any document.
-    """
+    is any document."""
     scores_BM: Float[Tensor, "B M"]
     """Scores of a row, all by the same teacher; NaN where there is none, as of a missing negative.
     """
@@ -63,14 +61,12 @@ class TeacherVectors:
     """Vectors of the candidates, shared by all queries or separate for each."""
     places_BM: Int[Tensor, "B M"]
     """Indices of each query's positive and its negatives among the candidates. What stands at the
-    place of a missing negative is any document.
-    """
+    place of a missing negative is any document."""
     own_BM: Bool[Tensor, "B M"]
     """Mask of the documents that exist."""
     seen_BN: Bool[Tensor, "B N"]
     """Mask of the documents that a query is compared with, each text once; includes known positives
-    and false negatives, whose scores come from the teacher.
-    """
+    and false negatives, whose scores come from the teacher."""
 
     @cached_property
     def cosines(self) -> tuple[Float[Tensor, "B N"], ...]:
@@ -91,8 +87,7 @@ class Candidates:
     """Mask of the candidates that count for a query; its positive always does."""
     teacher: TeacherScores | None = None
     """Teacher scores, if the loss needs `teacher_scores`. They include documents that the mask
-    excludes, since false negatives teach too.
-    """
+    excludes, since false negatives teach too."""
     vectors_of_teachers: TeacherVectors | None = None
     """Teacher vectors, if the loss needs `teacher_vectors`."""
 

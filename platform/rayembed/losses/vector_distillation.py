@@ -38,8 +38,7 @@ class VectorDistillation(BesideInfoNCE):
     projection: bool | None = None
     """Whether to train a matrix, outside the trained model, that maps the model's vectors to each
     teacher's; None: where a teacher's width is not the model's. It begins as the identity, with
-    zeros for a teacher's further components or without those that it lacks.
-    """
+    zeros for a teacher's further components or without those that it lacks."""
 
     parameter_names: ClassVar[tuple[str, ...]] = (_NAME,)
 

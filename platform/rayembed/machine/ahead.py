@@ -27,8 +27,7 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 
 _ENDING_SECONDS = 5.0
 """Timeout in seconds for the thread or a process to end; one that is blocked in a read must not
-delay the error.
-"""
+delay the error."""
 
 _PROCESS = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "

@@ -17,8 +17,7 @@ _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 _DRIVERS = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
 """Major version of CUDA → minimum driver on Linux for all its minor versions (NVIDIA's CUDA
-compatibility guide, table of minor version compatibility).
-"""
+compatibility guide, table of minor version compatibility)."""
 
 _AMPERE = (8, 0)
 
@@ -43,8 +42,7 @@ class GpuFacts:
     """Name of the GPU; None: torch sees none."""
     error: str | None = None
     """Error of a small product on the GPU, or the reason why torch sees no GPU; None: the product
-    was right.
-    """
+    was right."""
 
 
 def gpu_facts() -> GpuFacts:

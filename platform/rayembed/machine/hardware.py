@@ -50,8 +50,7 @@ _GPU_PASS = 3.5e12
 """Parameters times tokens that a GPU computes while the host launches a pass of a small encoder: 16
 ms for the 175 kernels of BERT base's forward pass beside an H200 (80 to 90 microseconds of Python
 for each, benchmarks/log), at 400 TFLOP/s. A 7B LLM has ten times the kernels, but hides their
-launches behind its products; 500 of its tokens stand for what the GPU itself loses in a pass.
-"""
+launches behind its products; 500 of its tokens stand for what the GPU itself loses in a pass."""
 _GPU_PASS_RANGE = (256, 16_384)
 
 _GPU_FLOPS = 4e14
@@ -59,8 +58,7 @@ _GPU_FLOPS = 4e14
 
 _TOKENS_OF_A_PROCESS = 250_000
 """Tokens per second that one process produces from texts: 400,000 to 450,000 in a second of a core
-of EPYC Turin (`benchmarks/input_speed.py`), of which beside other work it gets a part.
-"""
+of EPYC Turin (`benchmarks/input_speed.py`), of which beside other work it gets a part."""
 
 _STEP_PROCESSES = range(2, 5)
 
@@ -82,8 +80,7 @@ _RAN_OUT = re.compile(
 )
 """Texts of out-of-memory errors that have no torch class of their own: of CUDA and Triton (`CUDA
 error: out of memory`), cuBLAS and cuDNN (`CUBLAS_STATUS_ALLOC_FAILED`), NCCL (`Cuda failure 2 'out
-of memory'`).
-"""
+of memory'`)."""
 
 
 @dataclass(frozen=True)

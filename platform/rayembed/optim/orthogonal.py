@@ -15,8 +15,7 @@ from rayembed.distributed.collectives import gather, rank
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Keller Jordan's coefficients, with the largest slope at zero: five iterations bring singular
-values that are not tiny between 0.7 and 1.2.
-"""
+values that are not tiny between 0.7 and 1.2."""
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,7 @@ SCRIPTS = {
     "biencoder": "train_biencoder",
 }
 """Architecture → script in `jobs/` that trains it; architectures of other packages are trained by
-any.
-"""
+any."""
 
 
 def check_job(run: Run, kind: str) -> None:

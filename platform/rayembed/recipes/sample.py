@@ -145,8 +145,7 @@ class ScoreSizes(SampleFile):
     """Number of queries of the retrieval tasks."""
     max_length: PositiveInt = 48
     """Number of tokens to which the texts of retrieval are cut (by words); of other tasks half of
-    it.
-    """
+    it."""
     languages: Languages = ()
     """Other languages of the sample, whose articles match those of the same title."""
     topic: str = ""

@@ -43,8 +43,7 @@ class TaskScore:
 
     measured_with: Mapping[str, str] = field(default_factory=dict)
     """Number type, lengths, width, context and prompts of the measurement, by name; empty: not
-    recorded.
-    """
+    recorded."""
 
     @property
     def is_own(self) -> bool:

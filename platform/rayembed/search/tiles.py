@@ -25,8 +25,7 @@ _WORTH_TWO_PASSES = 1.5
 
 _WORTH_IT = 0.8
 """Minimum share of queries whose results the first pass must prove; else the remaining ones skip
-it.
-"""
+it."""
 
 _GPU_BYTES = 1 << 30
 """Maximum bytes of each array of a search on a GPU: a chunk, a tile of products."""

@@ -34,8 +34,7 @@ from rayembed_extras.adaptation.vocabulary import MaskingVocabulary, vocabulary_
 
 HEAD_FILE = "mlm_head.safetensors"
 """File of the head next to an adapted encoder; a later adaptation continues from it, others ignore
-it.
-"""
+it."""
 
 _FAMILIES: dict[str, dict[str, tuple[str, ...]]] = {
     "lm_head": {"dense": ("dense",), "layer_norm": ("layer_norm",)},
@@ -45,8 +44,7 @@ _FAMILIES: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 """Names of the head's weights in RoBERTa and XLM-R, and in BERT and NomicBert; they differ in one
-name.
-"""
+name."""
 
 _INITIAL_STD = 0.02
 """Standard deviation of a fresh head's weights, BERT's initialisation."""

@@ -130,8 +130,7 @@ class HeldOutWords(Settings):
 
     batches: PositiveInt = 4
     """Number of held-out batches of `training.global_sequences`, with the language shares of
-    training batches.
-    """
+    training batches."""
     masking: MaskingConfig = MaskingConfig()
     """Masking of held-out sequences, independent of the training's own masking."""
     every_steps: PositiveInt | None = None
@@ -198,8 +197,7 @@ class Adaptation(NamedRun):
     placement: Placement = Placement()
     """Placement of the adaptation, as for a training run. Micro-batch gradients are accumulated, so
     the batch size is independent of memory; the word probabilities of a micro-batch's masked tokens
-    take `micro_batch_tokens` · `masking.probability` · vocabulary size · 4 bytes, twice.
-    """
+    take `micro_batch_tokens` · `masking.probability` · vocabulary size · 4 bytes, twice."""
 
     @model_validator(mode="after")
     def _workers_share(self) -> "Adaptation":

@@ -64,8 +64,7 @@ class DevScores:
     retriever: str
     scores: Mapping[str, float | None]
     """Data set (`qa_arxiv_en_default`) → nDCG@10 for qa, Recall@10 for long-doc; None: not computed
-    yet.
-    """
+    yet."""
 
     def datasets(self, task: Task | None = None) -> tuple[AirBenchDataset, ...]:
         """Data sets with a dev split, of all tasks or of one task."""

@@ -12,8 +12,7 @@ DIGITS = 2
 
 MODELS_A_TABLE = 5
 """Models in one terminal table of tasks; with the longest task name of `MTEB(eng, v1)` they fill
-120 columns.
-"""
+120 columns."""
 
 _SHORT: Mapping[str, str] = {
     "PairClassification": "Pair\nclassif.",

@@ -39,8 +39,7 @@ logger = logging.getLogger(__name__)
 
 _CHAIN_TOLERANCE = 1e-2
 """Largest relative error of a recomputed layer input; bfloat16 rounding reaches it when another
-kernel runs.
-"""
+kernel runs."""
 
 
 class Statistic(Protocol):

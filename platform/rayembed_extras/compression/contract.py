@@ -33,8 +33,7 @@ class CompressionSource:
     """Folder that `models.load.load_model` reads."""
     texts: Sequence[CalibrationText] = ()
     """Calibration texts, from the model's training data if known; may be empty for a method that
-    does not need them.
-    """
+    does not need them."""
 
 
 @dataclass(frozen=True)

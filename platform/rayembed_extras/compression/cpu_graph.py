@@ -54,18 +54,15 @@ class CpuGraph(Compression):
     """Number type of linear layers and experts. `float32`: as the model computes. `int8-dynamic`:
     int8 weights, and activations scaled to int8 by what each batch holds. `int8-static`:
     activations scaled by what calibration texts showed. All but linear layers and experts stays
-    float.
-    """
+    float."""
     skip: tuple[str, ...] | None = None
     """Patterns of names of parameters that stay float32, such as `*.output.dense.weight`; null: all
-    outside of the transformers' layers. Routers of experts always do.
-    """
+    outside of the transformers' layers. Routers of experts always do."""
     max_texts: PositiveInt = 128
     """Maximum number of calibration texts used."""
     least_cosine: float = Field(default=0.9, ge=-1, le=1)
     """Lowest allowed mean cosine between vectors of the graph and of the model over calibration
-    texts; below it no graph is written.
-    """
+    texts; below it no graph is written."""
 
     @property
     def label(self) -> str:

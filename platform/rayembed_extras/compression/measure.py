@@ -30,12 +30,10 @@ class Measured:
 
     documents_per_second: float
     """Texts embedded a second, including tokenisation; a first pass over a few texts is not
-    counted.
-    """
+    counted."""
     memory: int
     """Bytes that loading the model and a pass over a few texts add to the process; libraries are
-    loaded before.
-    """
+    loaded before."""
 
 
 def measure(

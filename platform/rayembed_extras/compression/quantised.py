@@ -53,8 +53,7 @@ class Quantised(Compression):
     skip: tuple[str, ...] | None = None
     """Patterns of names of parameters that are left alone, such as `*.attention.*`; null: all
     outside of the transformers' layers, including heads and poolings. Routers of experts,
-    embeddings, norms and biases are never quantised.
-    """
+    embeddings, norms and biases are never quantised."""
 
     scheme: ClassVar[Scheme] = "INT8"
     packages: ClassVar[tuple[str, ...]] = ("compressed_tensors",)

@@ -42,12 +42,10 @@ class SpeedConfig(Settings):
 
     documents: PositiveInt = 256
     """Number of calibration documents embedded in a round; all if there are fewer, and texts of any
-    role if there are none.
-    """
+    role if there are none."""
     rounds: PositiveInt = 3
     """Number of rounds; each measures every variant once in its own process, and the fastest
-    counts.
-    """
+    counts."""
     threads: PositiveInt | None = None
     """Threads of a process; None: the number of the machine's cores."""
 
@@ -59,8 +57,7 @@ class CompressionPlacement(EvaluationPlacement):
     """MLflow experiment."""
     registered_model: str | None = None
     """Name in MLflow's registry under which each variant becomes a version; None:
-    no registration.
-    """
+    no registration."""
 
 
 class CompressionRun(Scores, Document):
@@ -68,8 +65,7 @@ class CompressionRun(Scores, Document):
 
     name: FileName | None = None
     """Name of the run and of the folder of its variants; None: `compressed-` and
-    the fingerprint.
-    """
+    the fingerprint."""
     model: ModelUnderTest
     """The model; its number type, lengths and prompts apply to every variant."""
     ways: Annotated[tuple[AnyCompression, ...], Field(min_length=1)]

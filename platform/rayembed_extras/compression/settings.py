@@ -22,8 +22,7 @@ RUNTIME_PACKAGES: Mapping[Runtime, str] = {"onnx": "onnxruntime", "openvino": "o
 
 GraphPrecision = Literal["float32", "int8-dynamic", "int8-static"]
 """Number type of a graph's large products: float32, or int8 weights with int8 activations whose
-range comes from each batch (dynamic) or from calibration texts (static).
-"""
+range comes from each batch (dynamic) or from calibration texts (static)."""
 
 Floats = Literal["float32", "bfloat16"]
 

@@ -28,8 +28,7 @@ _EXAMPLES = (
     "a third",
 )
 """Number of texts to trace; the graph holds for other numbers, as a test
-after the export checks.
-"""
+after the export checks."""
 _CONTEXT = 2
 """Number of context documents to trace."""
 

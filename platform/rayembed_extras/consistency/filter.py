@@ -222,8 +222,7 @@ def _with(record: Record, stays: Sequence[bool]) -> Record:
 
 Ranks = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Part index, row, positive's index within the part, and rank, for some rows' positives; (n,) int64
-each, in row order.
-"""
+each, in row order."""
 
 
 def _ranked_parts(

@@ -133,8 +133,7 @@ class RowShard:
     """(N, D) float16 unit vectors, each text once."""
     itself: np.ndarray
     """(n,) int64 index of the document equal to the query's text; `NOT_THERE` if there is no such
-    document.
-    """
+    document."""
 
 
 def gather(buckets: Buckets, number: int) -> RowShard | None:

@@ -42,8 +42,7 @@ class GpuMemory:
     states: WorkerMemory
     buffers: int
     """Bytes of a micro-batch's gradients, and of the bucket that reduces them in the model's number
-    type and in float32.
-    """
+    type and in float32."""
     activations: int | None
     """Bytes of activations of the stage that needs most; None if they are not counted."""
 

@@ -33,8 +33,7 @@ _TRAINING: dict[Dtype, float] = {"float32": 0.45, "bfloat16": 0.35}
 
 _ENCODING: dict[Dtype, float] = {"float32": 0.8, "bfloat16": 0.6}
 """Share of a product's speed that encoding by scored models and teachers reaches, without backward
-pass.
-"""
+pass."""
 
 FILLED = 0.8
 """Tokens of a text, as a share of its maximum length."""

@@ -47,8 +47,7 @@ _PLACE = re.compile(r"(?P<run>.+)/(?P<stage>[^/]+)/train/(?P<checkpoint>[^/]+)/?
 
 _STORAGE = re.compile(r"(?:s3|gs)://|(?!\w+:)")
 """Prefix of references to folders of storage; those of the hub, a package and
-the registry differ.
-"""
+the registry differ."""
 
 
 class Merged(NamedTuple):

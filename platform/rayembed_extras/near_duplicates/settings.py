@@ -22,8 +22,7 @@ class NearDuplicates(Cleaner):
     """Words of an n-gram; a shorter text is one n-gram."""
     permutations: int = Field(default=128, ge=16)
     """Number of hash functions of a signature; more of them detect similarities near the threshold
-    more reliably.
-    """
+    more reliably."""
     of: Literal["pair", "query", "positive"] = "pair"
     """Texts to compare: the query and all positives, or one of the two sides."""
 

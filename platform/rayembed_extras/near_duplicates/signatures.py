@@ -30,8 +30,7 @@ cheap exact comparison, so few pairs are missed: 2 % at the threshold 0.8, 0.1 %
 
 _HIGHEST_THRESHOLD = 0.98
 """Highest threshold for choosing bands; above it datasketch returns fewer
-than its minimum of two.
-"""
+than its minimum of two."""
 
 _PARTNERS = 8
 """Preceding rows that each row of a large band is compared with, besides the band's first row."""

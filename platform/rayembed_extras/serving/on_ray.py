@@ -28,14 +28,12 @@ APPLICATION = "rayembed-embeddings"
 
 _NOT_LOADED, _END = "the model could not be loaded: ", " (end of the reason)"
 """Markers around the reason in Serve's message about a copy that did not start; the message is a
-traceback.
-"""
+traceback."""
 
 _SWITCH_SECONDS = 0.0005
 """Seconds after which a thread that tokenises or writes JSON yields to the event loop, a tenth of
 Python's default: `/health` during a full-size request took at most 47 to 73 ms, with the default 47
-to 153.
-"""
+to 153."""
 
 
 class Replica:

@@ -21,21 +21,18 @@ class Limits(Settings):
     body_bytes: PositiveInt = 32 * 2**20
     """Maximum bytes of one request's body: 2,048 texts of 16,000 ASCII characters, or of 2,700
     characters escaped by the client (`\\uXXXX`). While a body is parsed the server answers nothing
-    else: a tenth of a second for 32 MiB of texts, up to two where they are brackets.
-    """
+    else: a tenth of a second for 32 MiB of texts, up to two where they are brackets."""
     waiting_bytes: PositiveInt = 512 * 2**20
     """Maximum total bytes of bodies that are still being received. Above it the
     largest one gets an error that asks to retry later, so that slow clients do not block small
-    requests.
-    """
+    requests."""
     body_seconds: PositiveFloat = 60.0
     """Maximum seconds from a request's first byte until its body is complete."""
     waiting_texts: PositiveInt = 16_384
     """Maximum texts queued in a replica; further requests get an error that asks to retry later."""
     request_seconds: PositiveFloat = 300.0
     """Maximum seconds of one request, from its first byte on; then the client gets an error and the
-    work is cancelled.
-    """
+    work is cancelled."""
 
     @model_validator(mode="after")
     def _check_bytes(self) -> Self:
@@ -78,18 +75,15 @@ class ServedModel(Settings):
     """Number type of weights and activations; `auto`: as saved (float16 becomes float32), but
     float32 if the replica's machine emulates bfloat16, as in loading and scoring. `tf32`: float32,
     but a GPU rounds what its products take, which is several times faster; vectors differ from
-    those of an index in the last of three digits.
-    """
+    those of an index in the last of three digits."""
     tokens_per_batch: PositiveInt | None = None
     """Maximum tokens embedded together, from one request or several: a larger request takes several
     batches, with other requests' batches between them. None: 16384 on a GPU, 2048 on a CPU. 1
-    embeds each text by itself.
-    """
+    embeds each text by itself."""
     token_arrays: ModelReference | None = None
     """Tokenizer of numbers in an `input`: `model` for the model's own, or an asset reference of
     another one (a folder or file with a tokenizer.json). None: refused, since numbers of another
-    tokenizer are another text.
-    """
+    tokenizer are another text."""
 
     @model_validator(mode="after")
     def _check_replicas(self) -> Self:
@@ -126,8 +120,7 @@ class ServingConfig(Settings):
     port: int = Field(default=8000, ge=1, le=65535)
     api_key_env: str = "RAYEMBED_API_KEY"
     """Environment variable of the job with the bearer token that requests must send, or several
-    tokens separated by commas, each sufficient; if unset, no token is needed.
-    """
+    tokens separated by commas, each sufficient; if unset, no token is needed."""
     limits: Limits = Limits()
     tracking_uri: Reference | None = None
     """MLflow's address for `models:/…`; None: the SQLite file in `storage_path`."""

@@ -34,8 +34,7 @@ class PrintedSweep:
     sweep: Sweep
     printed: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Row of the sweep → column → published score in percent. Rows that the sweep leaves out have
-    figures alone.
-    """
+    figures alone."""
     source: str = ""
     """The paper and the table."""
     about: str = ""

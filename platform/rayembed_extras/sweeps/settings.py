@@ -26,8 +26,7 @@ class RandomSearch(Settings):
     kind: Literal["random"] = "random"
     trials: PositiveInt = 10
     """Number of draws; equal draws are one trial. A resubmitted sweep with a higher number runs
-    only the new ones.
-    """
+    only the new ones."""
     seed: Seed = 0
     """Seed of the draws."""
 
@@ -38,8 +37,7 @@ class OptunaSearch(Settings):
     kind: Literal["optuna"] = "optuna"
     trials: PositiveInt = 20
     """Number of proposals; equal proposals are one trial. A resubmitted sweep proposes as many as
-    it lacks finished trials; the number may be raised.
-    """
+    it lacks finished trials; the number may be raised."""
     seed: Seed = 0
     """Seed of the sampler. With concurrent trials, the order in which they end matters too."""
 

@@ -65,8 +65,7 @@ class TrialRecord:
     values: dict[str, str]
     state: State = "begun"
     """State of the trial; `begun`: it runs, or resumes when the sweep is submitted again.
-    `stopped`: ended by the scheduler. `failed`: ended by an error.
-    """
+    `stopped`: ended by the scheduler. `failed`: ended by an error."""
     reports: list[Report] = field(default_factory=list)
     final: Report | None = None
     """Scores of the final weights; only for a finished trial."""

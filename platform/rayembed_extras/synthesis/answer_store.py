@@ -57,8 +57,7 @@ _SHOWN = 300
 
 _LOST_IN_A_ROW = 100
 """Consecutive failed requests, each retried several times, after which the endpoint counts as down.
-Each further request would wait as long.
-"""
+Each further request would wait as long."""
 
 
 class AnswerStore:

@@ -27,8 +27,7 @@ from rayembed_extras.synthesis.requests import Ask, ChatAnswer, Outcome, Request
 _SENT_AGAIN = frozenset({408, 409, 425, 429})
 _REFUSES_ALL = frozenset({401, 402, 403, 404, 405})
 """Fatal status codes (wrong key, no credit, wrong address or model); further requests would fail
-too.
-"""
+too."""
 
 _LONGEST_WAIT_SECONDS = 60.0
 _CHARACTERS_OF_PROBLEM = 300

@@ -34,8 +34,7 @@ class QueriesSource(AskedModel, FileRows):
     """Number of documents to draw; None: all."""
     wanted: str = ""
     """Description in the prompt of the wanted queries, such as `questions of customers about an
-    order`.
-    """
+    order`."""
     temperature: float = Field(default=0.7, ge=0.0)
     """Sampling temperature."""
 

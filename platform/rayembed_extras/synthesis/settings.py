@@ -63,8 +63,7 @@ class SynthesisConfig(Settings):
     """Maximum rounds of task requests, repeated when answers failed or repeated tasks."""
     topics: tuple[str, ...] = ()
     """Subjects for the task requests in turn, such as subjects of the user's documents; empty: the
-    LLM chooses.
-    """
+    LLM chooses."""
     languages: SortedDict[str, str] = Field(default={"en": "English"}, min_length=1)
     """Language code → its name in prompts; each example draws one, tasks are in English."""
     temperature: PositiveFloat = 1.0

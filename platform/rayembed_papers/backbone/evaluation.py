@@ -43,8 +43,7 @@ RESULTS = "backbones"
 
 _MOST_ROUNDS = 3
 """Maximum repetitions of a finetuning that others start from: a repeated trial may score slightly
-lower because of rounding, and another one become the best.
-"""
+lower because of rounding, and another one become the best."""
 
 
 @dataclass

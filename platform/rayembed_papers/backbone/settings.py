@@ -106,8 +106,7 @@ class BackboneRun(Document):
     """Changes to the protocols of all tasks; empty: the papers' protocols."""
     from_mnli: bool = True
     """Start RTE, STS-B and MRPC from the model finetuned on MNLI (section 5.1), which is also made
-    if it was not requested. False: from the backbone.
-    """
+    if it was not requested. False: from the backbone."""
     precision: DtypeSetting = "auto"
     """Number type of activations (autocast); weights and AdamW's state are always float32."""
     head_dropout: float = Field(default=0.1, ge=0.0, lt=1.0)

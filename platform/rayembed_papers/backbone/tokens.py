@@ -14,8 +14,7 @@ from rayembed_papers.backbone.heads import family_of
 
 Feature = dict[str, Any]
 """An input: `input_ids` and, if the encoder has several types, `token_type_ids`, as numpy arrays of
-(T,), with labels.
-"""
+(T,), with labels."""
 
 _FILES = (
     "tokenizer.json",

@@ -22,8 +22,7 @@ class MeasuredCell:
     structure: str
     recovery: str = ""
     """`labels`, `distilled` or none; quantised models were pruned by SparseGPT and distilled
-    before.
-    """
+    before."""
 
 
 BASE = MeasuredCell("none", "")

@@ -73,8 +73,7 @@ ORDERINGS = (
     Ordering("FP8 loses nothing", [(("fp8", ""), _DISTILLED)], loses_nothing=True),
 )
 """Claims of appendix A's Tables 6 to 8. Of magnitude and Wanda it says that they are comparable,
-and its distilled models are of SparseGPT alone: what is asked beyond that it does not claim.
-"""
+and its distilled models are of SparseGPT alone: what is asked beyond that it does not claim."""
 
 
 def score_table(scores: Scores) -> Table:

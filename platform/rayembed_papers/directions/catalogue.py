@@ -28,8 +28,7 @@ MakeRun = Callable[[], Run]
 
 NOTHING = 0.005
 """Largest loss that counts as no loss when a paper claims that a method costs nothing: half a
-percentage point.
-"""
+percentage point."""
 
 
 @dataclass(frozen=True)

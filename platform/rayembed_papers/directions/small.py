@@ -25,8 +25,7 @@ LENGTH = 40
 
 _INSTRUCTED = 72
 """Maximum tokens of a query with its instruction and template, which take up to 26: the LLM reads
-as much of a text as the encoder.
-"""
+as much of a text as the encoder."""
 
 _PAIRS = ("wiki-description", "wiki-sentence")
 

@@ -43,8 +43,7 @@ SAMPLES = 1000
 
 _WEIGHT = 0.3
 """Weight of the pairs in the stage, next to 2 for sentences and 1 for descriptions: a tenth. Of the
-paper's stage they are a few percent.
-"""
+paper's stage they are a few percent."""
 
 _SAMPLE = Wikipedia()
 _MODEL = SMOLLM2
@@ -53,8 +52,7 @@ _TASK = "Given a question, retrieve the article that answers it"
 
 CODE_VERSION = 1
 """Version of selection, generation and cleaning; raise it when the same
-prompt yields other pairs.
-"""
+prompt yields other pairs."""
 
 _ASK = "Write one short question that the text answers."
 _EXAMPLES = (
@@ -83,8 +81,7 @@ _LEAST_SHARE = 0.5
 
 _SPEED_SHARE = 0.25
 """Share of a product's speed that generation reaches: each new token reads all weights. Measured:
-142 CPU seconds for 100 articles on an Intel Xeon with AMX.
-"""
+142 CPU seconds for 100 articles on an Intel Xeon with AMX."""
 
 _TOKENS = 160
 """Tokens of a question, including the prompt's."""

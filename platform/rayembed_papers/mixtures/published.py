@@ -4,8 +4,7 @@ from rayembed.config.placement import Placement
 
 PUBLISHED_SCORES = ("NanoBEIR",)
 """Benchmarks of runs of published size: minutes of scoring for days of training. The papers' own
-are set by `evaluation.benchmarks`.
-"""
+are set by `evaluation.benchmarks`."""
 
 
 def on_gpus(

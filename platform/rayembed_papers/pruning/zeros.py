@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 Structure = Literal["unstructured", "2:4", "4:8"]
 """Allowed positions of zeros: anywhere in a matrix, or a number of them in each group of 4 or 8
-neighbours in a row, as some GPUs multiply them.
-"""
+neighbours in a row, as some GPUs multiply them."""
 
 
 class Group(NamedTuple):
@@ -51,15 +50,13 @@ class Pruning(Compression):
 
     structure: Structure = "unstructured"
     """Allowed positions of zeros. `unstructured`: anywhere in a matrix. `2:4`, `4:8`: half of each
-    group of 4 or 8 neighbours along a matrix's inputs, as some GPUs multiply them.
-    """
+    group of 4 or 8 neighbours along a matrix's inputs, as some GPUs multiply them."""
     sparsity: float = Field(default=0.5, gt=0, lt=1)
     """Share of zeros in each matrix; 0.5 for 2:4 and 4:8, which allow nothing else."""
     skip: tuple[str, ...] | None = None
     """Patterns of names of parameters that are left alone, such as `*.attention.*`; null: all
     outside of the transformers' layers, including heads and poolings, as in NV-Embed (arXiv
-    2405.17428, A). Routers of experts, embeddings, norms and biases are never pruned.
-    """
+    2405.17428, A). Routers of experts, embeddings, norms and biases are never pruned."""
 
     is_exact: ClassVar[bool] = True
     """Whether it makes no more zeros than `requested_zeros`."""

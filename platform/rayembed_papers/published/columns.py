@@ -17,8 +17,7 @@ AIR_BENCH = "AIR-Bench_24.04"
 
 SAME_TASKS = frozenset({"MTEB(eng, v1)", "MTEB(eng, v2)", "MTEB-MINI", "BEIR"})
 """Benchmarks in which a task of the same name has the same data, splits and subsets, so that their
-printed scores are interchangeable.
-"""
+printed scores are interchangeable."""
 
 _SAME_AVERAGES: Mapping[tuple[str, str, str], tuple[str, str]] = {
     ("BEIR", "benchmark", ""): ("MTEB(eng, v1)", "Retrieval"),

@@ -235,8 +235,7 @@ SCHEMA = pa.schema(
 
 SCHEMA_OF_DOCUMENTS = pa.schema([("document", pa.string()), *_WHY])
 """Columns of the listing of documents that are excluded from mining; a folder has a listing of one
-kind.
-"""
+kind."""
 
 _SHOWN_CHARACTERS = 500
 _EXAMPLES = 10

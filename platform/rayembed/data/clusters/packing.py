@@ -33,8 +33,7 @@ class Batches:
     """Number G of pairs in a batch."""
     rest_before: np.ndarray
     """(k,) int64 number of leftover rows before those of each cluster on the tour; a leftover row
-    fills no batch of its own cluster.
-    """
+    fills no batch of its own cluster."""
     rest_place: np.ndarray
     """(k,) int64 position of each cluster's first leftover row."""
     whole_first: np.ndarray

@@ -176,8 +176,7 @@ class AssignPart:
     """Digest of the centroids: a process that has others of this path loads these."""
     in_groups: bool = False
     """Whether the centroids are those of clusters in groups: only those of the nearest group are
-    compared.
-    """
+    compared."""
 
     def __call__(self, item: PartItem, device: str = "cpu") -> Result:
         """Report counts, the `file` in the folder of (rows,) int32 clusters, and the sum of

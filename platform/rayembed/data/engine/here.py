@@ -12,8 +12,7 @@ from rayembed.machine.cores import num_cores
 
 _SECONDS_ALONE = 5.0
 """Seconds of work after which a process pool is started: its processes need about two for their
-imports.
-"""
+imports."""
 
 
 def release_models() -> None:

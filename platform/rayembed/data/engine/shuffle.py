@@ -29,8 +29,7 @@ BYTES_PER_BUCKET = 32 << 20
 
 FAN_OUT = 128
 """Maximum number of segments of a file, if there are more buckets: see `Route`. A part's segments
-have 64 rows then, some 100 kB; smaller ones are mostly requests.
-"""
+have 64 rows then, some 100 kB; smaller ones are mostly requests."""
 
 _READ_AT_ONCE = 32
 """Ranges that one task reads at a time, as each waits for the storage's answers."""

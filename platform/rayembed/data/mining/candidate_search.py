@@ -35,8 +35,7 @@ takes to read the corpus at 6 GB/s, whatever the width of the vectors."""
 
 LARGE_SOURCE_UNITS = 1024
 """Number of units above which units grow, up to `LARGEST_UNIT_QUERIES`: a billion queries would
-otherwise read a corpus of theirs for longer than they multiply.
-"""
+otherwise read a corpus of theirs for longer than they multiply."""
 
 LARGEST_UNIT_QUERIES = 4 * UNIT_QUERIES
 """Queries of a unit of a very large source; they and their results (100 each, 768 dimensions) take
@@ -50,8 +49,7 @@ UNITS = 32
 
 SHARD_DOCUMENTS = 8 * SHARD_STEP
 """Minimum number of documents in a shard. The results of a unit in it (100 for each query, 12 bytes
-each, written and read) are then a fifth of the vectors that are read (768 dimensions), or less.
-"""
+each, written and read) are then a fifth of the vectors that are read (768 dimensions), or less."""
 
 
 @dataclass(frozen=True)

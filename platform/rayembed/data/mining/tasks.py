@@ -93,8 +93,7 @@ class MineParts:
     """Folder of the output parts."""
     search: CorpusSearch
     """Candidate search; its folder also gets each unit's examples, which `counts.add_up_mining`
-    reads.
-    """
+    reads."""
     teachers: tuple[Vectors, ...]
     """Vectors of the teachers, in the order in which these take turns."""
     config: MiningConfig

@@ -228,15 +228,13 @@ def _trim(table: pa.Table, num_negatives: int) -> pa.Table:
 
 _MOST_BYTES = 2048
 """Maximum number of bytes of a text that count: what is longer is cut by most models, at 512 tokens
-or so.
-"""
+or so."""
 
 _SWAPS = 4
 
 _SWAPPED = 64
 """Largest block of rows in which rows are swapped between halves: in larger ones the pairs are
-enough.
-"""
+enough."""
 
 _SMALL = 4096
 """Largest batch that is balanced: in larger ones every worker has many rows."""

@@ -75,8 +75,7 @@ def sequence(counts: np.ndarray, seed: int, key: str) -> np.ndarray:
 _HASHES_AT_ONCE = 1 << 20
 _BUCKETS_OF_A_ROW = 16
 """Buckets for each row of a draw: one that no frequent query is in has a sixteenth as many rows as
-such a query, about.
-"""
+such a query, about."""
 
 
 def frequent(query_hash: np.ndarray, most: int) -> set[int]:

@@ -62,8 +62,7 @@ class StepBatch:
     """(b, K) float32 score of each negative by the same model; NaN: missing, or not mined."""
     teacher_vectors: tuple[np.ndarray, ...] = ()
     """Teacher vectors of the texts, one tensor for each of the stage's teachers: (U, T) float16
-    unit vectors of the distinct texts.
-    """
+    unit vectors of the distinct texts."""
 
     def occurrences(self) -> np.ndarray:
         """(U,) int64 number of uses of each text in the worker's rows."""

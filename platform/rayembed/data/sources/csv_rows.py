@@ -38,18 +38,15 @@ _ROWS_LOOKED_AT = 1000
 
 _ROWS_IN_A_CELL = 4
 """Minimum number of row-like lines in a cell, and most of its lines, to count as rows. Lines of
-prose or code hardly ever agree so long.
-"""
+prose or code hardly ever agree so long."""
 
 _PROOF = 3
 """Number of ordinary multi-line cells for each suspect one that shows that a program wrote the
-quotes.
-"""
+quotes."""
 
 _SHARE = 20
 """Inverse share of rows with a cell that starts with a space from which this counts as the file's
-style.
-"""
+style."""
 
 _SHOWN_CHARACTERS = 40
 _LINE_END = re.compile(r"\r\n|\n|\r")
@@ -205,8 +202,7 @@ class _QuoteCheck:
         """Whether the file has text outside quotes."""
         self._suspects: Counter[bool] = Counter()
         """Number of cells whose lines may be rows, by whether rows have a space after the
-        delimiter.
-        """
+        delimiter."""
         self._first: dict[bool, str] = {}
         """Message about the first of these."""
 

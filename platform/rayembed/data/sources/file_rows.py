@@ -229,8 +229,7 @@ class NamedRows(FileRows):
 
     id: Column | None = None
     """Column of a row's id, which distinguishes equal rows and decides samples; None: the row's
-    content identifies it.
-    """
+    content identifies it."""
 
 
 def record_of(

@@ -83,8 +83,7 @@ class FilePiece:
     """Role of quotes in CSV and TSV; None: detected from the file."""
     origins: str | None = None
     """Column with the original source of each row; None if their position in the file is their
-    origin.
-    """
+    origin."""
     made: bool = False
     """Whether a preparation step wrote the file, and can write it again; false for a user's file.
     """
@@ -92,8 +91,7 @@ class FilePiece:
     """Path and name of each file of a piece of texts, of which `path` and `name` are the first."""
     states: tuple[str, ...] = field(default=(), repr=False, compare=False)
     """State of each file when its version was computed, by `state_of`; empty: nothing is known that
-    could change.
-    """
+    could change."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -116,8 +114,7 @@ class _File:
     """Version of the file; empty if it must be computed from the content."""
     state: str = ""
     """State of the file before its version was computed; empty: it cannot change, or has no
-    version.
-    """
+    version."""
 
 
 def list_pieces(

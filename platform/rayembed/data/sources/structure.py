@@ -45,8 +45,7 @@ class StructureSource(NamedRows):
         default={"title": 1.0, "heading": 1.0, "sentence": 1.0}, min_length=1
     )
     """Rule → weight; one rule is drawn among those that apply to the document. `title`: title →
-    body. `heading`: title and heading (Markdown, wiki) → section. `sentence`: sentence → rest.
-    """
+    body. `heading`: title and heading (Markdown, wiki) → section. `sentence`: sentence → rest."""
     min_words: PositiveInt = 5
     """Minimum number of words of a sentence used as query, and of every document."""
     seed: Seed = 0
@@ -90,8 +89,7 @@ _WRAP = re.compile(r"(?<=[^\s.!?:。！？])[ \t]*\n(?=[^\W\d_])")
 
 _Rule = Callable[[str, str, int, int], Pair | None]
 """Function that makes a document's pair from title, text, seed and minimum words; None: it has none
-of the kind.
-"""
+of the kind."""
 
 
 def title_pair(title: str, text: str, seed: int, min_words: int) -> Pair | None:

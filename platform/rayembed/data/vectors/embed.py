@@ -208,8 +208,7 @@ def embed_parts(
 _FEWEST_DOCUMENTS = 10
 _SAME = 1e-3
 """Largest difference between vectors that count as equal, relative to their largest component: that
-of float16.
-"""
+of float16."""
 
 
 def _warn_if_collapsed(

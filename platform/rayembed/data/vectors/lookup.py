@@ -102,8 +102,7 @@ ROLES: tuple[Role, ...] = ("query", "document")
 _COPIED_AT_ONCE = 8
 _OPEN_FILES = 1024
 """Maximum number of memory-mapped files: a process may map 65,530 of them, and not for itself
-alone.
-"""
+alone."""
 
 
 @dataclass(frozen=True)

@@ -101,8 +101,7 @@ class TeacherLoader:
     fingerprint: Callable[[str], str] = weights_of
     precision: Callable[[], Precision] = auto_precision
     """Fast number type of the machines that embed; here a GPU's where there is one, as
-    `execute_here` embeds on it.
-    """
+    `execute_here` embeds on it."""
 
     def settled(self, config: TeacherSettings) -> TeacherSettings:
         """Settings with a fixed number type, so that all machines embed in the same type.

@@ -28,8 +28,7 @@ class CrossEncoderJudge(CrossEncoder, Judge):
     kind: Literal["cross_encoder"] = "cross_encoder"
     margin: float | None = Field(default=0.0, ge=-1.0, le=1.0)
     """A false negative scores above the row's lowest-scoring positive by more than this; None:
-    positives are not compared.
-    """
+    positives are not compared."""
     min_score: float | None = Field(default=None, ge=0.0, le=1.0)
     """A false negative scores at least this, too; None: no minimum."""
 

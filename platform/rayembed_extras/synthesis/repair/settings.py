@@ -103,8 +103,7 @@ class RepairConfig(DataStep):
     action: Action = "relabel"
     """Action on a false negative. `relabel`: it becomes a further positive of its row, and a
     further row has it as the positive that is trained on. `drop`: it is a negative no more, also
-    where it stands in the batch as another row's document. `drop_row`: its row is left out.
-    """
+    where it stands in the batch as another row's document. `drop_row`: its row is left out."""
 
     @property
     def summary(self) -> str:
