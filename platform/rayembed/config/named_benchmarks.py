@@ -66,6 +66,10 @@ class NamedBenchmark(Protocol):
         """
         ...
 
+    def language_of(self, texts: Iterable[str]) -> str:
+        """Detect the language of most texts, by mteb's code; empty if unknown or mixed."""
+        ...
+
     def num_tokens(self, own: OwnSet) -> float:
         """Estimated number of tokens in the texts of one of its sets."""
         ...

@@ -13,6 +13,7 @@ from rayembed.recipes.sample import (
     TaskFolder,
     own_sets,
 )
+from rayembed_extras.wikipedia_sample.languages import language_of
 from rayembed_extras.wikipedia_sample.references import parse_reference
 
 _TABLE_TEXTS = 440
@@ -52,6 +53,10 @@ class WikipediaBenchmark:
         (other,) = own_sets(ScoreSizes(**{**sizes, "language": found[0]}), [part.task])
         places = {n: getattr(other, n) for n in ("path", "train", "language") if hasattr(other, n)}
         return changed(own, **places)
+
+    def language_of(self, texts: Iterable[str]) -> str:
+        """Detect the language of most texts, by mteb's code; empty if unknown or mixed."""
+        return language_of(texts)
 
     def num_tokens(self, own: OwnSet) -> float:
         """Approximate number of tokens of a set's texts."""

@@ -1,9 +1,7 @@
 """General tasks of a guarded run, chosen by language and kind of its own data."""
 
 import logging
-import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from rayembed.config.named_benchmarks import benchmark_of
 from rayembed.config.own_sets import OwnSet, RetrievalSet
@@ -14,33 +12,8 @@ from rayembed.pipeline.run.held_out import HeldOutSet, with_sets
 
 logger = logging.getLogger(__name__)
 
-ENGLISH = "eng-Latn"
-
 _READ = 1000
 """Texts of each own set whose language is looked at."""
-_LEAST_SHARE = 0.1
-"""Share of all words that frequent words of their language have at least; a third in running
-text."""
-_AHEAD = 1.25
-"""How many times as frequent the words of a language are at least as those of the next one."""
-
-_WORDS: Mapping[str, str] = {
-    ENGLISH: "the of and to in is that for it with as was on are by this be from at or a an which "
-    "how what i my do can not if you all when",
-    "fra-Latn": "le la les l de des du d un une et est en dans que qui pour au aux pas avec "
-    "par il elle je mon ma sont ce cette comment où plus son sa ses",
-    "spa-Latn": "el la los las de del un una y es en que para al con por se su sus no como cómo "
-    "qué mi más pero este esta fue",
-    "deu-Latn": "der die das den dem des und eine in zu von mit für auf nicht im wie was ich "
-    "auch wird bei sich kann",
-    "ita-Latn": "il lo la gli le di del della dei un una e è che per con non sono in da come nel "
-    "al alla si mi",
-    "por-Latn": "o os a as de do da dos das um uma e é em no na que para com não por se mais ao "
-    "como meu são foi",
-    "nld-Latn": "de het een en van is in dat op te voor met niet zijn aan er ook bij hoe ik mijn "
-    "wat",
-}
-"""Language → its most frequent words."""
 
 
 def with_fitting_tasks(run: Run, held_out: Sequence[HeldOutSet]) -> Run:
@@ -65,7 +38,7 @@ def with_fitting_tasks(run: Run, held_out: Sequence[HeldOutSet]) -> Run:
         if not (evaluation.benchmarks or evaluation.tasks or len(evaluation.own_sets) > len(names)):
             logger.info("evaluation.guard has no general tasks: own data alone decide")
         return run
-    language = language_of(text for one in own for text in first_texts(one, _READ))
+    language = _language(of_sample[0], own)
     symmetric = not any(isinstance(one, RetrievalSet) for one in own)
     kept = [one for one in of_sample if isinstance(one, RetrievalSet) != symmetric] or of_sample
     places = {one.name: _in_language(one, language) for one in kept}
@@ -94,8 +67,9 @@ def other_language(run: Run, held_out: Sequence[HeldOutSet]) -> str:
     own = _own(run, held_out)
     names = {one.name for one in own}
     sets = [one for one in run.evaluation.own_sets if one.name not in names]
-    found = sorted({one.language for one in sets if benchmark_of(one.path) is not None})
-    language = language_of(text for one in own for text in first_texts(one, _READ))
+    of_sample = [one for one in sets if benchmark_of(one.path) is not None]
+    found = sorted({one.language for one in of_sample})
+    language = _language(of_sample[0], own) if of_sample else ""
     if not found or found == [language]:
         return ""
     told = f"own data in {language}" if language else "the language of the own data is not clear"
@@ -110,17 +84,11 @@ def _own(run: Run, held_out: Sequence[HeldOutSet]) -> list[OwnSet]:
     return own + list(with_sets(run, held_out).evaluation.own_sets[len(evaluation.own_sets) :])
 
 
-def language_of(texts: Iterable[str]) -> str:
-    """Detect the language of most texts by its frequent words, as mteb's code (`fra-Latn`); empty
-    if unknown or mixed.
-    """
-    words = Counter(word for text in texts for word in re.findall(r"\w+", text.lower()))
-    found = Counter(
-        {name: sum(words[word] for word in listed.split()) for name, listed in _WORDS.items()}
-    )
-    (first, most), (_, next_most) = found.most_common(2)
-    enough = most >= max(1, _LEAST_SHARE * words.total()) and most >= _AHEAD * next_most
-    return first if enough else ""
+def _language(of_sample: OwnSet, own: Sequence[OwnSet]) -> str:
+    """Language of the own data, as the benchmark of a set detects it; empty if unclear."""
+    benchmark = benchmark_of(of_sample.path)
+    assert benchmark is not None
+    return benchmark.language_of(text for one in own for text in first_texts(one, _READ))
 
 
 def _in_language(own: OwnSet, language: str) -> OwnSet:
