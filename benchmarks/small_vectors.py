@@ -38,12 +38,12 @@ STORED = {
 
 
 def bytes_a_document(stored):
-    from rayembed.machine.quantisation import bytes_of
-
     width = stored.get("dimensions", 384)
     kinds = [stored.get("precision", "float32")]
     kinds += [stored["rescore"]["precision"]] if "rescore" in stored else []
-    return sum(bytes_of(kind, width) for kind in kinds)
+    return sum(
+        {"float32": 4 * width, "int8": width, "binary": -(-width // 8)}[kind] for kind in kinds
+    )
 
 
 def parts(given):

@@ -1,7 +1,5 @@
 """The command `rayembed`: its list, names, shells and jobs, also from a wheel alone."""
 
-import contextlib
-import io
 import os
 import resource
 import runpy
@@ -18,7 +16,6 @@ from own_pairs import write_pairs
 from rayembed.config.table import NamedTable, load
 from rayembed.errors import ConfigError
 from rayembed.jobs.command_line import main
-from rayembed.jobs.completion import print_completion
 from rayembed.jobs.table import DATA, EVALUATE, JOBS, SERVE, TRAIN, Command
 from rayembed.pipeline.job import Job
 from rayembed.pipeline.run.training_job import run_training_job, training_job
@@ -70,10 +67,8 @@ def test_every_script_starts_a_job_of_the_command():
             runpy.run_path(str(path), run_name="__main__")
     others = [path for path in SCRIPTS if path.stem.startswith("train_")]
     assert len(started) == len(SCRIPTS) - len(others)
-    assert set(JOBS.members().values()) - set(started) == {
-        JOBS.get("train"),
-        JOBS.get("completion"),
-    }
+    alone = {name for name, command in JOBS.members().items() if command not in started}
+    assert alone <= {"train", "completion"}
 
 
 @pytest.mark.parametrize("name", JOBS.members())
@@ -163,37 +158,6 @@ def test_a_broken_job_of_another_package_is_left_out(point, words, tmp_path, mon
     assert caplog.text == "", "a job of this package asks no other one"
     with pytest.raises(ConfigError, match="no job 'appl'; did you mean 'apple'"):
         table.get("appl")
-
-
-COMPLETES = """
-source completion.sh
-completed() {
-  COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
-  _shtab_rayembed 2> /dev/null
-  echo "${COMPREPLY[@]}"
-}
-completed rayembed ev
-completed rayembed train --pa
-completed rayembed train --recipe causal2vec-q
-"""
-
-
-def test_bash_completes_jobs_options_and_recipes(tmp_path):
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        assert print_completion(["bash"]) == 0
-    (tmp_path / "completion.sh").write_text(said.getvalue())
-    done = subprocess.run(
-        ["bash", "-c", COMPLETES], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    jobs, options, recipes = (line.split() for line in done.stdout.splitlines())
-    assert jobs == ["evaluate"]
-    assert options == ["--pairs"]
-    assert sorted(recipes) == [name for name in sorted(recipe_names()) if "causal2vec-q" in name]
-    for shell in ("zsh", "fish"):
-        with contextlib.redirect_stdout(io.StringIO()) as said:
-            assert print_completion([shell]) == 0
-        assert "prepare" in said.getvalue()
 
 
 def test_a_wheel_alone_has_the_command(tmp_path):

@@ -7,7 +7,7 @@ from rayembed.errors import ConfigError
 from rayembed.evaluation.prompts_table import literal_prompts
 from rayembed.evaluation.validation import validation_prompts, validation_tasks
 from rayembed.jobs.command_line import main
-from rayembed.jobs.completion import print_completion
+from rayembed_extras.completion.completion import print_completion
 from rayembed_extras.sweeps.job import named_sweep, sweep_job
 from rayembed_extras.sweeps.trials import check_sweep, known_trials, runs_of_data
 from rayembed_papers.tables.catalogue import table_sweeps

@@ -11,8 +11,8 @@ from tiny_job import ROOT, make_run
 
 from rayembed.config.override import override
 from rayembed.errors import ConfigError
-from rayembed.jobs.completion import print_completion
 from rayembed.machine.hardware import Precision
+from rayembed_extras.completion.completion import print_completion
 from rayembed_extras.sweeps.dry_run import print_sweep
 from rayembed_extras.sweeps.folder import sweep_settled
 from rayembed_extras.sweeps.job import sweep_job

@@ -26,8 +26,7 @@ class TeacherPlacement(UnitLimit, RuntimeSettings, DataPlacement):
     """Result storage of a data job, and hardware of its teachers."""
 
     use_gpu: bool = True
-    """Whether teachers, filters and their searches run on GPUs where there are any; False: on CPUs
-    alone."""
+    """Whether teachers, filters and searches run on GPUs where there are any; False: on CPUs."""
     gpus: int = Field(default=0, ge=0)
     """GPUs for teachers, filters and their searches, one process each, on a cluster that adds nodes
     on request. 0: all GPUs that the cluster has when the work begins, or its CPUs without any."""

@@ -68,8 +68,7 @@ class ModelUnderTest(StoredVectors):
     )
     """`org/name` in results and tables; None: what the reference says."""
     revision: str | None = None
-    """Revision on the hub of a model that mteb loads; None: the one that mteb measured, else the
-    newest."""
+    """Hub revision of a model that mteb loads; None: the one mteb measured, else the newest."""
     dtype: Literal["auto", "saved", "float32", "bfloat16"] | Tf32 = "auto"
     """Number type of the model. `auto`: as in the folder (float16 becomes float32), but float32
     where bfloat16 is emulated, as the model is loaded and served. `saved`: as in the folder,

@@ -108,8 +108,7 @@ class Scores(Settings):
     """The tasks that a model is scored on; none named: it is not scored."""
 
     benchmarks: tuple[str, ...] = ()
-    """Names such as `MTEB(eng, v1)`, `NanoBEIR`, `BEIR`, `MIRACL`; all of mteb's by their own
-    names."""
+    """Names such as `MTEB(eng, v1)`, `NanoBEIR`, `BEIR`, `MIRACL`, and all others of mteb."""
     tasks: tuple[str, ...] = ()
     """Single mteb tasks by name, in addition to those of the benchmarks."""
     languages: tuple[str, ...] = ()

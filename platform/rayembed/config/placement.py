@@ -264,8 +264,7 @@ class Placement(UnitLimit, RuntimeSettings):
     """Concurrent validation tasks. They run beside the workers if the cluster has resources for
     both, otherwise after the stage's workers."""
     validation_minutes: PositiveFloat | None = None
-    """Timeout of such a task in minutes, after which its checkpoint has no score; None for no
-    timeout."""
+    """Timeout of such a task in minutes; its checkpoint then has no score. None for no timeout."""
     tracking_uri: Reference | None = None
     """MLflow's address, `http(s)://…` or `sqlite:///…`; None: a SQLite file in `storage_path`."""
     experiment: str = "rayembed"

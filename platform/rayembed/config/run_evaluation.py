@@ -93,8 +93,7 @@ class EarlyStoppingConfig(Settings):
     """Rule that ends a stage before its last step."""
 
     patience: PositiveInt = 3
-    """Number of consecutive scores without improvement; a checkpoint without a score counts neither
-    way."""
+    """Number of consecutive scores without improvement; missing scores do not count."""
     min_delta: float = Field(default=0.0, ge=0.0)
     """Minimum gain over the previous best score that counts as an improvement."""
 

@@ -87,11 +87,6 @@ JOBS = NamedTable(
             "Register a model with its scores in MLflow, promote it by gates, or roll back.",
             "rayembed.pipeline.register.job:run_register_job",
         ),
-        "completion": Command(
-            SERVE,
-            "Print a script that completes this command in a shell.",
-            "rayembed.jobs.completion:print_completion",
-        ),
     },
 )
 """All jobs by name; other packages add theirs by entry points."""

@@ -78,8 +78,3 @@ def quantised(vectors: np.ndarray, precision: Precision) -> np.ndarray:
             return from_int8(to_int8(vectors))
         case "binary":
             return from_bits(to_bits(vectors), vectors.shape[-1])
-
-
-def bytes_of(precision: Precision, width: int) -> int:
-    """Number of bytes of a stored vector."""
-    return {"float32": 4 * width, "int8": width, "binary": -(-width // 8)}[precision]

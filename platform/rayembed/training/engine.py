@@ -409,8 +409,7 @@ def _sign_of_experts(num_experts: int) -> nn.Module:
 
 
 def _deepspeed() -> Any:
-    """Import DeepSpeed without MLflow, which it imports if installed, for an unused autotuner: 1.5
-    CPU seconds of each worker, and again after each fault.
+    """Import DeepSpeed without MLflow, which its unused autotuner would import: 1.5 CPU seconds.
 
     Its reduction for inference is left out: compiling it takes a minute and a C++ compiler.
     """

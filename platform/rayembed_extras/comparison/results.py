@@ -25,7 +25,7 @@ class StoredModel:
 
 
 def stored_models(folders: Iterable[str | Path]) -> tuple[StoredModel, ...]:
-    """The model revisions of which the folders hold result files, by name and revision.
+    """Model revisions that have result files in the folders, by name and revision.
 
     Of a task that lies in several folders, the file of the folder named first counts.
 

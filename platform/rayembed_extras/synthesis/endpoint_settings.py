@@ -87,9 +87,3 @@ class AskedModel(Settings):
         """Settings that affect the answers, apart from the prompt; the address does not."""
         values = self.model_dump(mode="json", include={"temperature", "max_tokens", "max_words"})
         return {**values, "retries": self.retries, "model": [self.llm.model, self.llm.revision]}
-
-    def check_endpoint(self, setting: str, storage: str) -> None:
-        """Check key and address, unless the model has answered before."""
-        from rayembed_extras.synthesis.questions import check_endpoint
-
-        check_endpoint(self, setting, storage)

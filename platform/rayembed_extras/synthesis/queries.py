@@ -38,6 +38,12 @@ class QueriesSource(AskedModel, FileRows):
     temperature: float = Field(default=0.7, ge=0.0)
     """Sampling temperature."""
 
+    def check_endpoint(self, setting: str, storage: str) -> None:
+        """Check key and address, unless the model has answered before."""
+        from rayembed_extras.synthesis.questions import check_endpoint
+
+        check_endpoint(self, setting, storage)
+
     @property
     def draws_by_seed(self) -> bool:
         """Whether the seed decides the rows: documents and sampling of the model depend on it."""

@@ -23,8 +23,8 @@ def _recipe(entries: Callable[[], Sequence[DatasetEntry]]) -> DataRecipe:
 
 
 def _listing(entries: Sequence[DatasetEntry]) -> Iterator[Table | str]:
-    """A table for each of the papers' tables, what is expected below `data.root`, the legend."""
-    from rayembed.pipeline.data.tables import rows_asked
+    """List the papers' tables, the files expected below `data.root`, and a legend."""
+    from rayembed.pipeline.data.tables import requested_rows
 
     by_table: dict[str, list[DatasetEntry]] = {}
     for entry in entries:
@@ -35,7 +35,7 @@ def _listing(entries: Sequence[DatasetEntry]) -> Iterator[Table | str]:
         rows = []
         for entry in listed:
             config, home = entry.config, entry.home
-            what = (entry.name, config.task, rows_asked(config), config.source.summary)
+            what = (entry.name, config.task, requested_rows(config), config.source.summary)
             rows.append([*what, home.layout, home.licence])
         heads = ["data set", "task", "rows", "source", "layout", "licence"]
         yield Table(heads, rows, title=title)

@@ -18,7 +18,7 @@ from rayembed.recipes.data_recipes import DATA_RECIPES, data_recipe_names, get_d
 def print_data_run(run: DataRun, names: Collection[str], out: TextIO) -> None:
     """Print a table of the data sets and the steps for each."""
     rows = [
-        [dataset.name, dataset.task, rows_asked(dataset), *_steps(dataset)]
+        [dataset.name, dataset.task, requested_rows(dataset), *_steps(dataset)]
         for dataset in run.data.datasets
         if dataset.name in names
     ]
@@ -86,7 +86,7 @@ def print_catalogue(out: TextIO) -> None:
         printer.print(line, soft_wrap=True)
 
 
-def rows_asked(dataset: DatasetConfig) -> str:
+def requested_rows(dataset: DatasetConfig) -> str:
     """Share or number of the records that are drawn, in words."""
     if dataset.sample_share is not None:
         return f"{dataset.sample_share:.0%}"

@@ -304,6 +304,7 @@ def put(
 def _make_version(candidate: Candidate, name: str, open_tracker: OpenTracker) -> int:
     folder, training = candidate.folder, candidate.training
     assert folder is not None
+    is_own = (folder / SETTINGS_FILE).is_file()
     with open_tracker() as tracker:
         return make_version(
             folder,
@@ -311,7 +312,7 @@ def _make_version(candidate: Candidate, name: str, open_tracker: OpenTracker) ->
             tracker=tracker,
             weights_fingerprint=candidate.weights,
             dimensions=_dimensions(folder),
-            instruction_template=_template(folder),
+            instruction_template=read_settings(folder).template if is_own else None,
             global_step=training.global_step if training else 0,
         )
 
@@ -415,7 +416,3 @@ def _dimensions(folder: Path) -> tuple[int, ...]:
         from sentence_transformers import SentenceTransformer
 
         return (int(SentenceTransformer(str(folder), device="cpu").get_embedding_dimension()),)
-
-
-def _template(folder: Path) -> str | None:
-    return read_settings(folder).template if (folder / SETTINGS_FILE).is_file() else None

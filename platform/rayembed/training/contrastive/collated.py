@@ -141,8 +141,7 @@ class CollatedStep:
     places: Tensor
     """(U,) int64 index of each text in the concatenated outputs of the micro-batches."""
     counts: Tensor
-    """(3,) float64: texts, their tokens with special tokens, and padding; the context's are
-    excluded."""
+    """(3,) float64: texts, their tokens with special tokens, padding; without the context's."""
     needed: Needed
     needed_by_all: Tensor
     """`needed` as (4,) int64, reduced over workers by the maximum."""

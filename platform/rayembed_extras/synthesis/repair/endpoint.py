@@ -33,6 +33,12 @@ class EndpointJudge(AskedModel, Judge):
         """The language model."""
         return self.llm.model
 
+    def check_endpoint(self, setting: str, storage: str) -> None:
+        """Check key and address, unless the model has answered before."""
+        from rayembed_extras.synthesis.questions import check_endpoint
+
+        check_endpoint(self, setting, storage)
+
     def inputs(self, fingerprint: Callable[[str], str]) -> dict[str, Any]:
         """Prompt, sampling, and the model's names."""
         return {"kind": self.kind, **self.identity}

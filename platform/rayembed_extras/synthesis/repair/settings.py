@@ -42,7 +42,7 @@ class Judge(Settings):
         """
 
     def check_endpoint(self, setting: str, storage: str) -> None:
-        """Return when a model over the network can be asked, as far as this machine can tell.
+        """Check that a model over the network is reachable, as far as this machine can see.
 
         Args:
             setting: path of the judge's settings, for messages.
@@ -139,7 +139,7 @@ class RepairConfig(DataStep):
         self.judge.check(f"{setting}.judge")
 
     def check_endpoint(self, setting: str, storage: str) -> None:
-        """Check that the judge can be asked."""
+        """Check that the judge is reachable."""
         self.judge.check_endpoint(f"{setting}.judge", storage)
 
     def make(self, context: Any, dataset: Any, parent: Any, held_out: Any) -> Any:

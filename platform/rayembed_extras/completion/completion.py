@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from rayembed.config.table import load
+from rayembed.errors import require_packages
 from rayembed.jobs.table import JOBS
 from rayembed.pipeline.job import Job
 
@@ -13,6 +14,7 @@ def print_completion(
     argv: Sequence[str], *, about: str | None = None, prog: str | None = None
 ) -> int:
     """Print the script of a shell; return 0."""
+    require_packages("rayembed completion", "completion", "shtab")
     import shtab
 
     parser = argparse.ArgumentParser(prog=prog, description=about)
