@@ -172,13 +172,13 @@ def measured(file, name, arm, seed, run):
     for line in lines:
         if {field: line[field] for field in key} == key:
             return line["scores"]
-    from rayembed.registry.provenance import cpu_told
+    from rayembed.registry.provenance import cpu_summary
 
     began = time.monotonic()
     scores = scores_of(run())
     seconds = round(time.monotonic() - began)
     with file.open("a") as sink:
-        machine = cpu_told()
+        machine = cpu_summary()
         told = {**key, "machine": machine, "seconds": seconds, "scores": scores}
         sink.write(json.dumps(told) + "\n")
     print(f"{name}, {arm}, seed {seed}: {scores}, {seconds} s", flush=True)

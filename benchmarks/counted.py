@@ -153,7 +153,7 @@ def counted():
     """A `Cost` into which this process's files are counted."""
     from rayembed.assets import storage
 
-    cost, beside = Cost(), storage._write_beside
+    cost, beside = Cost(), storage.write_beside
 
     def write(target, content):
         beside(target, content)
@@ -164,7 +164,7 @@ def counted():
     filesystem = pyarrow.fs.PyFileSystem(CountedFiles(cost))
     with (
         mock.patch.object(pyarrow.fs, "LocalFileSystem", return_value=filesystem),
-        mock.patch.object(storage, "_write_beside", write),
+        mock.patch.object(storage, "write_beside", write),
     ):
         yield cost
 
@@ -323,9 +323,9 @@ def _slope(few, small, many, large):
 
 def machine():
     """The CPU's name, its number of cores and the load."""
-    from rayembed.registry.provenance import cpu_told
+    from rayembed.registry.provenance import cpu_summary
 
-    return f"{cpu_told()}, load {os.getloadavg()[0]:.1f}, {time.strftime('%Y-%m-%d')}"
+    return f"{cpu_summary()}, load {os.getloadavg()[0]:.1f}, {time.strftime('%Y-%m-%d')}"
 
 
 def as_json(costs):

@@ -162,7 +162,7 @@ def main(arguments=None):
     from rayembed.evaluation.plan import pieces
     from rayembed.evaluation.run_scores import make_spec
     from rayembed.recipes.sample import MINILM
-    from rayembed.registry.provenance import cpu_told
+    from rayembed.registry.provenance import cpu_summary
 
     datasets.disable_progress_bars()
     known = {factory.name: factory for factory in benchmark_tasks(ENGLISH_V1)}
@@ -179,7 +179,7 @@ def main(arguments=None):
             task.load_data()
             task.unload_data()
         loaded = time.perf_counter() - began
-        print(f"{cpu_told()}; {len(factories)} tasks, sets {given.times} times as large\n")
+        print(f"{cpu_summary()}; {len(factories)} tasks, sets {given.times} times as large\n")
         print("| side | seconds | of the first | CPU seconds | of the first | largest difference |")
         print("| --- | ---: | ---: | ---: | ---: | --- |")
         name = "mteb + sentence-transformers"

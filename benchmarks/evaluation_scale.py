@@ -303,7 +303,7 @@ def main(arguments=None):
     from rayembed.config.small_vectors import StoredVectors
     from rayembed.evaluation.model_spec import model_meta
     from rayembed.evaluation.score import Store
-    from rayembed.registry.provenance import cpu_told
+    from rayembed.registry.provenance import cpu_summary
 
     torch.set_num_threads(given.threads)
     kind = "air-bench-" if given.air_bench else ""
@@ -315,7 +315,7 @@ def main(arguments=None):
         make_texts = make_data_set if given.air_bench else make_set
         make_texts(folder, given.documents, np.load(folder / "relevant.npy"))
         (folder / "made").touch()
-    print(f"{cpu_told()}; {given.documents:,} documents of {given.width} dimensions, ", end="")
+    print(f"{cpu_summary()}; {given.documents:,} documents of {given.width} dimensions, ", end="")
     print(f"{given.queries:,} queries, embeddings {'kept' if given.keep else 'not kept'}")
     print("| step | seconds | CPU seconds | texts/s | own MiB | bytes a text |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")

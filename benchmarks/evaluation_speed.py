@@ -111,7 +111,7 @@ def main():
     from rayembed.machine.hardware import auto_precision
     from rayembed.pipeline.run.on_ray import ensure_token
     from rayembed.recipes.sample import MINILM, ScoreSizes
-    from rayembed.registry.provenance import cpu_told
+    from rayembed.registry.provenance import cpu_summary
 
     settings = ScoreSizes(
         held_out=args.documents,
@@ -136,7 +136,7 @@ def main():
         for number, threads in ((1, 1), (1, 2), (2, 1)):
             name = f"rayembed, {dtype}, {number} × {threads} thread(s)"
             sides[name] = lambda d=dtype, n=number, t=threads: ours(MINILM, settings, d, n, t)
-    print(f"{cpu_told()}, fast in {auto_precision('cpu')}")
+    print(f"{cpu_summary()}, fast in {auto_precision('cpu')}")
     print(f"{args.documents} documents, {args.queries} queries, six tasks")
     first_seconds, first = None, None
     for name, run in sides.items():

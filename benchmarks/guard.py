@@ -141,12 +141,12 @@ def measured(file, name):
     for line in lines:
         if line["set"] == name:
             return line
-    from rayembed.registry.provenance import cpu_told
+    from rayembed.registry.provenance import cpu_summary
 
     with tempfile.TemporaryDirectory() as output:
         run = trained(name, Path(output))
         scores = dict(zip(MODELS, run.scores.values(), strict=True))
-        line = {"set": name, "machine": cpu_told(), "scores": scores, "queries": {}}
+        line = {"set": name, "machine": cpu_summary(), "scores": scores, "queries": {}}
         results = Path(run.outcome.run_folder) / "evaluation" / "results"
         for model, named in MODELS.items():
             (folder,) = results.glob(f"rayembed__{name}-{named}/*")

@@ -99,7 +99,7 @@ def row(count, rounds, processes, steps):
 
 
 def main():
-    from rayembed.registry.provenance import cpu_told
+    from rayembed.registry.provenance import cpu_summary
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, nargs="+", default=[256, 2048])
@@ -110,7 +110,7 @@ def main():
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as in a process
     torch.set_num_threads(1)
     rows = [row(count, args.rounds, args.processes, args.steps) for count in args.pairs]
-    print(f"{cpu_told()}\n")
+    print(f"{cpu_summary()}\n")
     print("| pairs | tokens | read | read, tokenise, make | tokens/s | cut, collate | tokens/s |")
     print("|---|---|---|---|---|---|---|")
     print(*(line for line, _ in rows), sep="\n")

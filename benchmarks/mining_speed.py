@@ -177,7 +177,7 @@ def main():
     from rayembed.assets.resolver import resolve_model
     from rayembed.machine.hardware import auto_precision
     from rayembed.recipes.sample import MINILM
-    from rayembed.registry.provenance import cpu_told
+    from rayembed.registry.provenance import cpu_summary
 
     model = SentenceTransformer(str(resolve_model(MINILM)), device="cpu")
     model.max_seq_length = args.max_length
@@ -195,7 +195,7 @@ def main():
     total = sum(len(set(negatives)) for negatives in yours.values())
     apart = gaps(mine, yours, model)
     best = {side: min(times) for side, times in seconds.items()}
-    print(f"{cpu_told()}, ours in {auto_precision('cpu')}")
+    print(f"{cpu_summary()}, ours in {auto_precision('cpu')}")
     print(f"{len(mine):,} pairs\n| side | seconds (best) | ratio |\n|---|---|---|")
     for side, value in best.items():
         print(f"| {side} | {value:.1f} | {best['sentence-transformers'] / value:.2f} |")

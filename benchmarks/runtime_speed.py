@@ -141,7 +141,7 @@ def main():
     parser.add_argument("--no-score", action="store_true")
     parser.add_argument("--output", help="folder in which the graphs stay; default: none do")
     given = parser.parse_args()
-    from rayembed.registry.provenance import cpu_told
+    from rayembed.registry.provenance import cpu_summary
 
     documents, texts, held_out = parts(given)
     with tempfile.TemporaryDirectory() as scratch:
@@ -151,7 +151,7 @@ def main():
         together = alone
         if given.threads > 1:
             together, _ = measured(encoders, documents, given.rounds, given.threads)
-        print(f"{cpu_told()}, {len(documents)} documents\n")
+        print(f"{cpu_summary()}, {len(documents)} documents\n")
         print(
             "| side | documents / CPU-s, 1 thread | documents / s, all cores | MB | cosine | "
             "nDCG@10 |"

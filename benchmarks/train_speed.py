@@ -215,12 +215,12 @@ def main():
         print("RATE", globals()[args.side](args.batch[0], args.steps))
         return
     from rayembed.machine.hardware import auto_precision
-    from rayembed.registry.provenance import cpu_told
+    from rayembed.registry.provenance import cpu_summary
     from rayembed.training.train_function_on_ray import worker_environment
 
     # The bare loop gets what the job's workers get: threads and allocator.
     environment = {**os.environ, **worker_environment(make_run(Path("/nowhere"), 64, 1).placement)}
-    print(f"{cpu_told()}, {auto_precision('cpu')}\n")
+    print(f"{cpu_summary()}, {auto_precision('cpu')}\n")
     print("| batch | side | pairs/s (median) | least | most | over peer |")
     print("|---|---|---|---|---|---|")
     for batch in args.batch:

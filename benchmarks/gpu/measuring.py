@@ -46,12 +46,12 @@ def machine_line(device: torch.device) -> str:
     """Device, driver and versions, of which the numbers hold."""
     import transformers
 
-    from rayembed.registry.provenance import cpu_told
+    from rayembed.registry.provenance import cpu_summary
 
     if device.type == "cuda":
         what = f"{torch.cuda.get_device_name(device)}, driver {driver()}, CUDA {torch.version.cuda}"
     else:
-        what = f"{cpu_told()}, no GPU"
+        what = f"{cpu_summary()}, no GPU"
     return f"{what}, torch {torch.__version__}, transformers {transformers.__version__}"
 
 

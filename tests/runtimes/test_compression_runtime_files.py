@@ -55,7 +55,7 @@ def test_a_registered_model_needs_the_runtime_of_its_graph_and_its_code_alone(tm
     assert format_of(tmp_path) is None
     assert format_of(tmp_path / "none") is None
     (tmp_path / "rayembed.json").write_text("[]")
-    with pytest.raises(ArtifactError, match="cannot read"):
+    with pytest.raises(ArtifactError, match="must hold a JSON object"):
         format_of(tmp_path)
 
 

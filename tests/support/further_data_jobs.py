@@ -13,7 +13,7 @@ from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.data.engine import shuffle
 from rayembed.data.engine.artifacts import PipelineContext
-from rayembed.data.mining import found
+from rayembed.data.mining import candidate_search
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.stream import PairSteps
 from rayembed.data.prepare import prepare
@@ -31,8 +31,8 @@ def cut_small() -> Iterator[None]:
     """What is cut by size is cut as that of very many rows: shuffles and corpora."""
     with pytest.MonkeyPatch.context() as patch, data_job.without_pages():
         patch.setattr(shuffle, "FAN_OUT", 2)
-        patch.setattr(found, "SHARD_STEP", 8)
-        patch.setattr(found, "SHARD_DOCUMENTS", 16)
+        patch.setattr(candidate_search, "SHARD_STEP", 8)
+        patch.setattr(candidate_search, "SHARD_DOCUMENTS", 16)
         yield
 
 

@@ -23,8 +23,8 @@ from rayembed_extras.compression.job import run_compression_job
 argv = ["--model", sys.argv[1], "--way", "rounded,step=0.25", "--tasks", "STSBenchmark"]
 (way,) = run_compression_job.resolve(argv)[0].ways
 from rayembed.models.loading.load import load_model
-from rayembed_extras.compression.contract import Source
-made = way.compress(Source(Path(sys.argv[1])), Path(sys.argv[2]))
+from rayembed_extras.compression.contract import CompressionSource
+made = way.compress(CompressionSource(Path(sys.argv[1])), Path(sys.argv[2]))
 weights = [parameter for parameter in load_model(sys.argv[2]).parameters()]
 assert all((weight * 4 == (weight * 4).round()).all() for weight in weights)
 assert made.weights == made.compressed == sum(weight.numel() for weight in weights)

@@ -176,7 +176,7 @@ def test_an_adaptation_is_counted_with_the_words_that_it_guesses(milan, tmp_path
 
 
 def test_the_best_trial_is_scored_once_more_with_its_baselines(milan):
-    compared = pytest.importorskip("rayembed_extras.sweeps.compared")
+    compared = pytest.importorskip("rayembed_extras.sweeps.trials")
     run = get_recipe("nvembed-quickstart")
     trial = compared.compared_as(run, "trial")
     unscored = override(run, ["evaluation.own_sets=[]", "evaluation.baselines=[]"])
