@@ -266,6 +266,7 @@ def scored_data_set(given, folder, spec, store):
     from rayembed.evaluation.score import score
     from rayembed_extras.air_bench.hub_data import load_data, load_labels
     from rayembed_extras.air_bench.job import AIR_BENCH_RESULT, AirBenchJob
+    from rayembed_extras.air_bench.results import AirBenchResults
 
     texts, found = given.documents + given.queries, []
     with (
@@ -281,14 +282,15 @@ def scored_data_set(given, folder, spec, store):
             score(spec, [], pool, store, beside=[job], on_done=found.append)
     (done,) = found
     assert done.error is None, done.error
-    outcome = done.outcome[AIR_BENCH_RESULT]["splits"]["dev"]
-    results = json.loads(Path(outcome["file"]).read_bytes())["search_results"]
+    outcome = done.outcome[AIR_BENCH_RESULT]
+    made = AirBenchResults.of(job.folder, job.dataset.version, outcome["retriever"])
+    results = json.loads(made.read(job.dataset, "dev"))["search_results"]
     gains = []
     for n, document in enumerate(np.load(folder / "relevant.npy")[: given.sample]):
         best = list(results[f"q{n}"])[:FOUND]
         rank = best.index(f"d{document}") if f"d{document}" in best else np.inf
         gains.append(1 / np.log2(rank + 2))
-    return outcome["scores"]["ndcg_at_10"], np.array(gains)
+    return outcome["scores"]["dev"]["ndcg_at_10"], np.array(gains)
 
 
 def shown(given):

@@ -1,4 +1,8 @@
-"""A Ray that a job starts for itself: who reaches it, what it runs, and that nothing stays."""
+"""A Ray that a job starts for itself: who reaches it, what it runs, and that nothing stays.
+
+First by its name among the tests with Ray: the agent that takes submitted jobs listens on one port,
+which the cluster of the later tests holds.
+"""
 
 import json
 import os
