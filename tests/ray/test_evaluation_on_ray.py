@@ -115,7 +115,7 @@ def test_a_process_that_dies_has_another_one_do_what_is_left(cluster, tmp_path):
     assert done[1].error is None
     done = list(run_jobs([task, Dies(f"{tmp_path}/many", 9)], spec, None, Workers(tries=2)))
     assert [one.job.name for one in done] == ["dies", "WikiSentenceRetrieval"]
-    with pytest.raises(WorkerError, match=r"2 workers died over (.|\n)*of dies(.|\n)*submit"):
+    with pytest.raises(WorkerError, match=r"2 workers died over (.|\n)*in task dies(.|\n)*submit"):
         raise done[0].error
     assert done[1].error is None
 
