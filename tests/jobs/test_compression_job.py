@@ -186,7 +186,7 @@ def test_calibration_texts_are_those_of_the_run_and_of_files(given, tmp_path):
         (("--way", "magnitud"), "did you mean 'magnitude'"),
         (("--way", "magnitude,structure=2:4,sparsity=0.7"), "leave sparsity at 0.5"),
         (("--way", "magnitude", "--set=calibration.number=100000"), "--set speed=null"),
-        (("--way", "wanda", "--set=calibration.number=100000"), "different texts"),
+        (("--way", "wanda", "--set=calibration.number=100000"), "distinct texts"),
         (("--way", "magnitude", "--way", "wanda", "--set=calibration.number=40"), "needs at least"),
         ((), "no way to compress"),
     ],

@@ -38,7 +38,7 @@ def test_a_perplexity_that_is_not_finite_ends_the_run(corpus, steps):
     ordinary = adapted(corpus, f"ordinary{steps}", length, "training.optimizer.learning_rate=1e-3")
     assert ordinary.endswith("models/encoder")
     rate = "training.optimizer.learning_rate=1e30"
-    told = rf"after step {steps} is not finite \(held_out/perplexity nan, .* and 1 more; .*"
+    told = rf"after step {steps} are not finite \(held_out/perplexity nan, .* and 1 more; .*"
     with pytest.raises(DivergenceError, match=told + r"lower training\.optimizer\.learning_rate"):
         adapted(corpus, f"wild{steps}", length, rate)
     left = (corpus / "outputs" / "runs" / f"wild{steps}").rglob("*.safetensors")

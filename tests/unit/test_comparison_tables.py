@@ -138,7 +138,7 @@ def test_tables_of_the_terminal_fit_120_columns(tmp_path):
 def test_what_is_not_there_is_told_with_the_nearest():
     with pytest.raises(ConfigError, match=r"no benchmark 'BEIRR'; did you mean 'BEIR'"):
         benchmark_lines("BEIRR")
-    with pytest.raises(ConfigError, match="none of the compared models; did you mean 'ours'"):
+    with pytest.raises(ConfigError, match="is not among the compared models; did you mean 'ours'"):
         compare("Small", LINES, [OURS, THEIRS], "our")
 
 

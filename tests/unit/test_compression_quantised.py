@@ -272,6 +272,6 @@ def test_weights_that_come_back_otherwise_fail_and_leave_nothing(tmp_path, monke
         return made | {name: Quantity(made[name].values.float(), made[name].scale)}
 
     monkeypatch.setattr("rayembed_extras.compression.quantised.nearest_weights", wrong)
-    with pytest.raises(ArtifactError, match="was written as F32"):
+    with pytest.raises(ArtifactError, match="was saved as F32"):
         Int8().compress(CompressionSource(folder), tmp_path / "small")
     assert not [path for path in tmp_path.iterdir() if "small" in path.name]

@@ -91,7 +91,7 @@ def test_other_libraries_are_one_warning_and_remake_nothing(tmp_path, monkeypatc
         loader = TeacherLoader(by_hand.load, lambda reference: "w")
         context = PipelineContext(str(tmp_path / "out"), 0, execute, loader)
         made = make_mined(context, dataset_of(configured(**changes)), before, HeldOut())
-        return made, [message for message in caplog.messages if "other versions" in message]
+        return made, [message for message in caplog.messages if "other library versions" in message]
 
     first, told = mined()
     assert (len(done), told) == (4, [])

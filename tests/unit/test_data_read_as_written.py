@@ -637,7 +637,7 @@ def test_judgements_without_a_header_are_told_how_to_get_one(judged, tmp_path):
     (tmp_path / "queries.jsonl").write_text('{"_id": "q", "text": "x"}')
     (tmp_path / "qrels").mkdir()
     (tmp_path / "qrels" / "test.tsv").write_text(judged)
-    with pytest.raises(DataError, match=r"wanted is a first line with the names query-id.*TREC"):
+    with pytest.raises(DataError, match=r"expected a first line with the names query-id.*TREC"):
         write_set(find_files(str(tmp_path), "test"), tmp_path)
 
 
@@ -670,7 +670,7 @@ def test_names_stand_for_themselves(tmp_path, monkeypatch):
         assert queries(str(tmp_path / name)) == [name]
     assert queries(str(tmp_path / "a*.jsonl")) == ["a*b.jsonl", "axb.jsonl"]
     for pattern in ("q[?].jsonl", "{q,a}.jsonl", "a?b.jsonl"):
-        with pytest.raises(DataError, match=r"only \* and \*\* are known"):
+        with pytest.raises(DataError, match=r"only the wildcards \* and \*\* are known"):
             list_pieces(str(tmp_path / pattern))
     monkeypatch.setenv("HOME", str(tmp_path))
     (record,), _ = made_records(

@@ -346,7 +346,7 @@ def test_what_is_missing_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "SciFact"}, "that of another task"),
+        ({"name": "SciFact"}, "taken by another task"),
         ({"name": "my/set"}, "name = 'my/set'.*must begin with a letter"),
         ({"name": "Own", "language": "english"}, "has the language 'english'.*such as eng-Latn"),
     ],

@@ -107,7 +107,7 @@ def test_code_of_a_folder_is_refused_before_anything_is_loaded(trapped, types):
     folder, marker = trapped("nvembed", *types)
     assert not is_own_format(folder)
     assert foreign_modules(folder)
-    with pytest.raises(ArtifactError, match="of its own code, which is never run"):
+    with pytest.raises(ArtifactError, match="code that it brings itself, which is never run"):
         check_registrable(folder)
     assert not marker.exists()
 

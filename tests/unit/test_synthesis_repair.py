@@ -521,7 +521,7 @@ def test_an_endpoint_that_is_not_there_is_told_early(tmp_path: Path) -> None:
         asked = dataset_of(endpoint(server))
         repair(tmp_path, made_rows(), asked)
     assert asked.repair is not None
-    asked.repair.judge.check_asked("repair.judge", str(tmp_path / "out"))
+    asked.repair.judge.check_endpoint("repair.judge", str(tmp_path / "out"))
 
 
 def test_rows_without_negatives_are_not_repaired():

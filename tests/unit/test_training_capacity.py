@@ -299,4 +299,4 @@ def test_a_validation_task_that_no_node_can_ever_hold_is_refused(caplog):
 
 def test_a_validation_task_without_room_beside_the_workers_is_warned_of(caplog):
     check_validation_capacity(placement(4), [SMALL])
-    assert "no room for a validation task (1 CPU) beside 4 workers" in caplog.text
+    assert "no room for a validation task (1 CPU) next to 4 workers" in caplog.text

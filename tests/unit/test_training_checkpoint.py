@@ -53,7 +53,7 @@ def test_weights_of_another_plan_are_refused(tmp_path):
     path = str(tmp_path / "weights.safetensors")
     write_weights(path, {"a": torch.eye(2)}, {"run": "this", "plan": "old"})
     check_made_of(path, {"run": "this", "plan": "old"})
-    with pytest.raises(ArtifactError, match=r"'plan': 'new'.*settings, data or the stage before"):
+    with pytest.raises(ArtifactError, match=r"'plan': 'new'.*settings, data or the previous stage"):
         check_made_of(path, {"run": "this", "plan": "new"})
 
 

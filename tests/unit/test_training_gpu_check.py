@@ -258,7 +258,7 @@ def test_a_local_run_on_another_gpu_than_the_named_one_is_warned(
     for name in ("check_capacity", "take_device"):
         monkeypatch.setattr(here, name, lambda *_: None)
     Here().check_now(Placement(gpu=gpu))
-    assert (f"placement.gpu is {gpu}, and this machine's GPU is {device}" in caplog.text) is warned
+    assert (f"placement.gpu is {gpu}, but this machine's GPU is {device}" in caplog.text) is warned
 
 
 def test_this_machine_is_asked_too(monkeypatch):

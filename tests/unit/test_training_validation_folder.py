@@ -187,7 +187,7 @@ def test_a_best_step_whose_weights_are_gone_is_replaced_by_the_best_of_those_lef
     assert found.choice.step == 10
     with caplog.at_level(logging.WARNING):
         assert found.promote(str(tmp_path / "weights.safetensors")) == 30
-    assert "the weights of step 10 are gone" in caplog.text
+    assert "the weights of step 10 are lost" in caplog.text
 
 
 def test_scores_on_other_data_are_refused(folder):

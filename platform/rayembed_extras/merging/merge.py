@@ -152,7 +152,7 @@ def _weights(folder: Path, run: Run) -> dict[str, Any]:
         raise ArtifactError(
             f"checkpoint {str(folder)!r} was made by a run with the fingerprint "
             f"{position.run_fingerprint}, and the settings in its run's folder have "
-            f"{run.fingerprint}: they were changed since, put them back"
+            f"{run.fingerprint}: they have changed since, restore them"
         )
     return dict(Checkpoint(folder, position).weights())
 
