@@ -96,8 +96,8 @@ def test_what_cannot_be_made_is_refused_before_work(run, tmp_path, monkeypatch, 
     with pytest.raises(ConfigError, match="has no tasks to compare sizes by"):
         make_sizes(silent, SIZES)
     for words, told in (
-        (["--size", "nothing"], "made by layers or vocabulary"),
-        (["--size", "layers,share=0.5+magnitude"], "made by layers or vocabulary"),
+        (["--size", "nothing"], "a size needs layers or vocabulary"),
+        (["--size", "layers,share=0.5+magnitude"], "a size needs layers or vocabulary"),
         (["--size", "layers,0.5"], "is not a setting"),
         (["--size", "layers,share=0.5", "--size", "layers,share=0.5"], "two sizes"),
     ):

@@ -44,7 +44,7 @@ _ANSWERS_PER_FILE = 256
 _SECONDS_PER_FILE = 10.0
 """Seconds between files; a kill loses the answers since the last file and requests in flight."""
 
-_REMEDY = "Remove only this file and start the job again, which requests its answers again"
+_REMEDY = "Remove this file alone and start the job again, which requests its answers again"
 
 RequestT = TypeVar("RequestT", bound=Request)
 
