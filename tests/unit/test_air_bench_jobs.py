@@ -331,7 +331,9 @@ def test_a_layout_that_has_changed_is_named(hub, tmp_path):
     cache = str(tmp_path / "cache")
     files = [{"split": "documents", "path": f"{NEW}/default/corpus.jsonl"}]
     changed(hub, "README.md", card({NEW: files}))
-    with pytest.raises(DataError, match=r"qa_arxiv_en .*no split 'corpus_default'; it has documents"):
+    with pytest.raises(
+        DataError, match=r"qa_arxiv_en .*no split 'corpus_default'; it has documents"
+    ):
         load_data(ARXIV, cache)
     changed(hub, "README.md", card({"AIR-Bench_25.01": files}))
     with pytest.raises(DataError, match=r"qa_arxiv_en has no configuration 'AIR-Bench_24.05'"):
