@@ -90,7 +90,8 @@ def _outside_tables(
 
 def _documents() -> list[Page]:
     """Pages of the settings that jobs read, those of the training run first."""
-    found: dict[type[Settings], list[str]] = {}
+    # The training job builds its reader when it knows its recipe.
+    found: dict[type[Settings], list[str]] = {Run: ["`rayembed train`", "`rayembed adapt`"]}
     for name, command in JOBS.members().items():
         kind = getattr(getattr(load(command.job), "read", None), "kind", None)
         if kind is not None:
