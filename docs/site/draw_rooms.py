@@ -89,9 +89,9 @@ def draw(path: Path = DRAWING) -> None:
         axes.add_patch(box)
         axes.text(x, y, room, ha="center", va="center", fontsize=10, zorder=3, color="#1c2333")
     note = (
-        "rayembed_extras and rayembed_papers\nimport these rooms and are reached\nby tables alone"
+        "rayembed_extras and\nrayembed_papers import these rooms\nand are reached by tables alone"
     )
-    axes.text(6.6, -0.25, note, ha="left", va="center", fontsize=9, color="#1c2333")
+    axes.text(6.3, -0.25, note, ha="left", va="center", fontsize=9, color="#1c2333")
     figure.savefig(
         path, format="svg", metadata={"Date": None, "Description": arrows()}, facecolor="white"
     )
