@@ -439,7 +439,9 @@ def test_tokens_without_an_embedding_are_refused_at_load(folders, tmp_path, spec
         lambda at: build_model(config, at, seed=0),
         lambda at: check_buildable(config, at),
     ):
-        with pytest.raises(ArtifactError, match=r"1 tokens behind the model's 200 emb.*behind"):
+        with pytest.raises(
+            ArtifactError, match=r"1 tokens whose ids are beyond the model's 200 emb.*behind"
+        ):
             load(folder)
 
 

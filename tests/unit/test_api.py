@@ -633,8 +633,8 @@ def test_negatives_that_begin_late_are_trained_with(folder):
         ("corpus", ["a"], r"corpus of a set in memory: \['a'\] \(list\); wanted is a dict"),
         ("corpus", {"d": None}, "corpus: 'd' of a set in memory is None; wanted is a text"),
         ("corpus", {"d": "\ud83d"}, "wanted is a text of valid Unicode"),
-        ("corpus", {1: "a", "1": "b"}, "corpus of a set in memory has '1' 2 times"),
-        ("qrels", {"q": ["d", "d"]}, "qrels/test of a set in memory has 'q' with 'd' 2 times"),
+        ("corpus", {1: "a", "1": "b"}, "corpus: '1' occurs 2 times"),
+        ("qrels", {"q": ["d", "d"]}, "qrels/test: 'q' with 'd' occurs 2 times"),
         ("queries", {"\ud83d": "a"}, "queries of a set in memory has the id"),
     ],
 )

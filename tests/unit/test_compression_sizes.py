@@ -174,7 +174,7 @@ def test_languages_of_the_training_data_say_which_tokens_are_kept(run, tmp_path,
         sizes_module._texts_of(many, None, ["fr", "de"])
     for words, told in (
         (["--size", "vocabulary", "--texts", str(path), "--language", "fr"], "only one of them"),
-        (["--language", "fr"], "no size has one"),
+        (["--language", "fr"], "none of the sizes has one"),
     ):
         assert run_sizes_job(words) == 2
         assert told in capsys.readouterr().err

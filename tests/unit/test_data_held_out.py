@@ -327,7 +327,7 @@ def test_records_of_an_earlier_job_hand_their_part_on(tmp_path: Path) -> None:
     third = prepare(tmp_path / "third", {"third": {"source": again, "held_out": FRACTION}})
     assert retrieval_set(third["third"]) == (documents, judged)
     groups = {"kind": "groups", "column": "id", "share": 0.5}
-    with pytest.raises(ConfigError, match=r"come with a held-out part of their own"):
+    with pytest.raises(ConfigError, match=r"have a held-out part already"):
         prepare(tmp_path / "second", {"later": {"source": source, "held_out": groups}})
 
 

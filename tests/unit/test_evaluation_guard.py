@@ -336,7 +336,9 @@ def test_a_guard_without_general_tasks_says_so(tmp_path, caplog):
     caplog.set_level("INFO")
     run = own_run(tmp_path, "evaluation.guard={}")
     assert with_fitting_tasks(run, []) is run
-    assert caplog.messages == ["evaluation.guard has no general tasks: own data alone decide"]
+    assert caplog.messages == [
+        "evaluation.guard has no general tasks, so it judges models by own data alone"
+    ]
     caplog.clear()
     with_fitting_tasks(override(run, ["evaluation.benchmarks=[NanoBEIR]"]), [])
     assert caplog.messages == []

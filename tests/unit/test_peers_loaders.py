@@ -83,7 +83,9 @@ def test_models_that_mteb_loads_with_remote_code_are_refused():
     assert len(needs) > 5
     assert _runs_code(MODEL_REGISTRY["sentence-transformers/all-MiniLM-L6-v2"]) is None
     assert {_runs_code(MODEL_REGISTRY[name]) for name in needs} == {GIVES_LEAVE}
-    with pytest.raises(ConfigError, match=r"gives trust_remote_code, .* never used here"):
+    with pytest.raises(
+        ConfigError, match=r"gives trust_remote_code, .* so rayembed does not use it"
+    ):
         mteb_spec(ModelUnderTest(reference=f"mteb:{needs[0]}"))
 
 
@@ -97,7 +99,7 @@ def test_models_that_mteb_loads_with_remote_code_are_refused():
 )
 def test_loaders_that_were_not_read_are_refused(name):
     with pytest.raises(
-        ConfigError, match=r"none of those that were looked through .* never used here"
+        ConfigError, match=r"none of those that were looked through .* so rayembed does not use it"
     ):
         mteb_spec(ModelUnderTest(reference=f"mteb:{name}"))
 

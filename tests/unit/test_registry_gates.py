@@ -279,7 +279,7 @@ def test_scores_that_do_not_name_the_weights_are_taken_on_the_users_word_alone(
         find_results(folder, MINE)
     assert repr(name) in str(told.value)
     assert find_results(folder, MINE, trusted=True) == folder
-    assert "because of --trust-results" in caplog.text
+    assert "--trust-results: the scores in" in caplog.text
 
 
 def results_folder(folder, revision):

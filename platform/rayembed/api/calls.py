@@ -22,7 +22,7 @@ _SHORT_SECONDS = 2.0
 
 
 def reference_of(model: str | Path) -> str:
-    """Asset reference of a model: of a short name what it stands for, else the text itself."""
+    """Resolve a short model name to its asset reference; other texts are returned unchanged."""
     text = expanded_name(str(model))
     return text if "://" in text or ":/" in text else str(Path(text).expanduser())
 

@@ -123,8 +123,8 @@ def _beir_folder(given: Mapping[str, Any], storage: str) -> str:
             if count > 1:
                 named = " with ".join(map(repr, ids))
                 raise DataError(
-                    f"{part} of a set in memory has {named} {count} times, as a number and as a "
-                    "text, or twice in a list; give it once"
+                    f"{part}: {named} occurs {count} times (ids are compared as text: 1 equals "
+                    "'1'); give it once"
                 )
     folder = join(storage, "data", "given", f"set-{fingerprint(rows)}")
     for name, lines in rows.items():  # judgements last: a set that was begun is written again

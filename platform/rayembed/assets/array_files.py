@@ -26,7 +26,7 @@ REMEDY = "Remove it and start the job again, which makes it again"
 
 
 def save_array(path: str, array: np.ndarray) -> None:
-    """Write an array as `.npy`; raises as `write_atomic`."""
+    """Write an array as `.npy`; raises the errors of `write_atomic`."""
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     _write(path, buffer)
@@ -74,14 +74,14 @@ def map_array(path: Path, remedy: str = REMEDY) -> np.ndarray:
 
 
 def save_arrays(path: str, **arrays: np.ndarray) -> None:
-    """Write arrays by name as `.npz`; raises as `write_atomic`."""
+    """Write arrays by name as `.npz`; raises the errors of `write_atomic`."""
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
     _write(path, buffer)
 
 
 def load_arrays(path: str, remedy: str = REMEDY) -> dict[str, np.ndarray]:
-    """Load arrays written by `save_arrays`, by name; raises as `load_array`."""
+    """Load arrays written by `save_arrays`, by name; raises the errors of `load_array`."""
     file = _unsealed(path, remedy)
     with _told(path, remedy), _ONE_AT_A_TIME, np.load(file) as loaded:
         return dict(loaded)
@@ -93,7 +93,7 @@ def _write(path: str, buffer: io.BytesIO) -> None:
 
 
 def _unsealed(path: str, remedy: str) -> io.BytesIO:
-    """Content of a file without its seal; raises as `load_array`."""
+    """Content of a file without its seal; raises the errors of `load_array`."""
     view = memoryview(read_bytes(path, remedy))
     with _told(path, remedy):
         check_seal(view[:-SEAL_BYTES], view[-SEAL_BYTES:])
@@ -130,6 +130,8 @@ def check_seal(content: bytes | memoryview, seal: bytes | memoryview) -> None:
         ValueError: it is not, so a bit of either has changed; or there is none.
     """
     if not is_seal(seal):
-        raise ValueError("it has no digest, so it was changed since it was written")
+        raise ValueError(
+            "the digest that rayembed writes into each file is missing: something else wrote it"
+        )
     if bytes(seal) != seal_of(content):
         raise ValueError("its content is not what was written: the digest is another")

@@ -17,7 +17,7 @@ DIGEST = "digest"
 
 
 def write_json(path: str, values: Mapping[str, Any], *, indent: int | None = None) -> None:
-    """Write an object; raises as `write_atomic`."""
+    """Write an object; raises the errors of `write_atomic`."""
     plain = json.loads(json.dumps(values))
     content = json.dumps({**plain, DIGEST: _digest(plain)}, indent=indent, ensure_ascii=False)
     write_atomic(path, content.encode())
@@ -40,7 +40,9 @@ def read_json(path: str, remedy: str) -> dict[str, Any]:
             raise ValueError("it must be an object")
         digest = values.pop(DIGEST, None)
         if digest is None:
-            raise ValueError("it has no digest, so it was changed since it was written")
+            raise ValueError(
+                "the digest that rayembed writes into each file is missing: something else wrote it"
+            )
         if digest != _digest(values):
             raise ValueError("its content is not what was written: the digest is another")
     except (ValueError, RecursionError) as error:

@@ -51,7 +51,7 @@ def foreign_modules(folder: Path) -> list[str]:
 
 @contextmanager
 def no_pickled_objects(folder: str | Path) -> Iterator[None]:
-    """Context manager in which weights are read: pickled objects are refused with what to do.
+    """Context manager for reading weights: pickled objects raise an error that says what to do.
 
     torch's own error advises to allow them, which would run whatever code they name.
 

@@ -73,7 +73,9 @@ class Entry:
         except Exception as error:
             if (found := self.existing()) is None:
                 raise
-            log.info("%s: another job was first (%s)", self.folder, error)
+            log.info(
+                "%s: another job made it first, and its result is used (%s)", self.folder, error
+            )
             return found, True
 
     def finish(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:

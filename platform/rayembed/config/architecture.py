@@ -77,8 +77,8 @@ class ArchitectureConfig(Settings):
 
     @property
     def template(self) -> str | None:
-        """Template of an instruction before a text, with `{instruction}`; None: the instruction
-        stands behind the role's prefix as plain text.
+        """Template with `{instruction}` that is put before a text; None: the instruction follows
+        the role's prefix as plain text.
         """
         template: str | None = getattr(self, "instruction_template", None)
         return template
@@ -109,7 +109,9 @@ class ArchitectureConfig(Settings):
 
     @property
     def added_tokens(self) -> int:
-        """Number of positions before each text that cost as much as tokens."""
+        """Number of extra positions, such as context vectors, before each text; each costs as much
+        as a token.
+        """
         return self.context_places
 
     @property

@@ -105,8 +105,8 @@ def published_reference(storage: str) -> Callable[[str], str]:
 
 
 def without_places(values: Any, storage: str = "") -> Any:
-    """Plain values with each local path made relative to the storage, or reduced to its last part
-    where it lies elsewhere: for records, and references, that leave the machine.
+    """Plain values whose local paths are relative to the storage or cut to their last part, for
+    records that leave the machine.
 
     Paths are known by their form here; settings know theirs, see `published_values`.
 

@@ -1,4 +1,4 @@
-"""Benchmarks that can be named like mteb's: some stand for own sets, some bring their own jobs.
+"""Benchmarks named like mteb's own: some are groups of own sets, some bring their own jobs.
 
 A `NamedBenchmark` is made of files that need no hub; other packages add theirs by entry points of
 the group `rayembed.benchmarks`. The settings that a run is made with have the sets in place of the

@@ -101,8 +101,8 @@ class OptimizerConfig(Settings):
     """Whether linear weights of the backbone form separate parameter groups, `matrices`."""
 
     def states(self, *, matrix: bool) -> tuple[str, ...]:
-        """Names of a parameter's states, each of the parameter's shape; beside them `step` counts
-        updates.
+        """Names of a parameter's states, each of the parameter's shape; `step`, which counts
+        updates, is not among them.
 
         Args:
             matrix: whether it is the weight of a linear layer in the backbone.
@@ -115,7 +115,7 @@ class OptimizerConfig(Settings):
         Args:
             bfloat16: whether the model computes in bfloat16.
         """
-        raise TypeError(f"{type(self).__name__} cannot be built")
+        raise TypeError(f"{type(self).__name__} does not implement build")
 
     def warmup(self, steps: int) -> int:
         """Number of warm-up steps, given the number of all steps."""

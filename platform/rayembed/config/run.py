@@ -170,8 +170,8 @@ class Run(NamedRun):
 
     @property
     def query_choices(self) -> dict[str, str]:
-        """Name of a prompt → instruction, from the last stage's data sets where these differ: none
-        stands before queries by default, so that whoever embeds them names one.
+        """Map prompt names to instructions where the last stage's data sets differ: no instruction
+        is the default then, and users name one.
         """
         if self.default_instructions().get("query"):
             return {}

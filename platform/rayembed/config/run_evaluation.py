@@ -140,7 +140,10 @@ def check_names(
     """
     for name in given:
         if name not in names:
-            raise ValueError(f"{setting} names {name!r}, no task of data; {nearest(name, names)}")
+            raise ValueError(
+                f"{setting} names {name!r}, which is no task of the run's own data; "
+                f"{nearest(name, names)}"
+            )
 
 
 SAMPLE = "sample://"

@@ -163,7 +163,8 @@ class StageConfig(Settings):
         if self.batch.policy == "clustered" and not self.batch.in_batch_negatives:
             raise ValueError(
                 f"stage {self.name!r}: the policy 'clustered' puts pairs side by side that are "
-                "hard negatives of each other; batch.in_batch_negatives=false would leave them out"
+                "hard negatives of each other, but with batch.in_batch_negatives=false they are "
+                "not used; set it to true, or take another policy"
             )
         if self.optimizer.loss_learning_rate is not None and not self.loss.parameter_names:
             raise ValueError(

@@ -62,8 +62,8 @@ SHORT_NAMES: Mapping[str, str] = {
 
 
 def expanded_name(reference: str) -> str:
-    """Asset reference of a model: of a short name what it stands for, or the whole path of a file
-    or folder that has the name; else the text itself. The loader `st:` before it stays.
+    """Resolve a short model name to its asset reference, or to the file or folder of that name;
+    other texts are returned unchanged. The loader `st:` before it stays.
 
     Only for what a user gives, where it is read. The whole path is no short name, so that another
     process, in another folder, does not take it for one.

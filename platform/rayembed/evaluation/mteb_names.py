@@ -67,7 +67,7 @@ def check_names(setting: str, scores: Scores, also: Iterable[str] = ()) -> None:
 
 
 def check_benchmark(setting: str, name: str, also: Iterable[str] = ()) -> None:
-    """Check that mteb has the benchmark; raises as `check_names`."""
+    """Check that mteb has the benchmark; raises the errors of `check_names`."""
     known = mteb_names()
     if known is None or name in {*known.benchmarks, *known.aliases}:
         return
@@ -80,7 +80,7 @@ def check_benchmark(setting: str, name: str, also: Iterable[str] = ()) -> None:
 
 
 def check_task(setting: str, name: str) -> None:
-    """Check that mteb has the task; raises as `check_names`."""
+    """Check that mteb has the task; raises the errors of `check_names`."""
     known = mteb_names()
     if known is None or name in known.tasks:
         return

@@ -133,7 +133,9 @@ class RayembedSpec(PromptedSpec):
 
     @property
     def conditions(self) -> dict[str, str]:
-        """Number types, lengths and width of the vectors, and a contextual model's context."""
+        """Settings that scores depend on: number types, maximum lengths, vector width, and a
+        contextual model's context.
+        """
         found = {"dtype": self.settings.dtype, "dimensions": str(self.dimensions)}
         found |= {f"{role}_max_length": str(length) for role, length in self.max_lengths}
         found |= stored_conditions(self.stored)
@@ -236,7 +238,7 @@ class LiteralPrompts:
         *,
         allow_empty: bool = False,
     ) -> list[Tokens]:
-        """Tokens of each text behind its prompt; see `Tokenizer`."""
+        """Tokens of each text after its prompt; see `Tokenizer`."""
         heads = instructions or [""] * len(texts)
         return self._tokenizer.with_prompts(texts, heads, role, allow_empty=allow_empty)
 

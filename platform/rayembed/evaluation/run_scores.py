@@ -146,7 +146,10 @@ def make_spec(
     """
     check_instructions(settings.prompts, own_tasks)
     if settings.reference == BM25:
-        raise ConfigError("bm25 has no vectors; rayembed.evaluation.bm25.Bm25 searches itself")
+        raise ConfigError(
+            "bm25 has no vectors, so it cannot be loaded as an embedder; use "
+            "rayembed.evaluation.bm25.Bm25, which searches by itself"
+        )
     for loader in LOADERS.members().values():
         if loader.takes(settings.reference):
             spec: ModelSpec = load(loader.spec)(settings, on=on)

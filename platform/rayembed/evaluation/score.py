@@ -229,7 +229,9 @@ def _run(jobs: Sequence[Job], model: ModelSpec | Bm25, pool: Pool, store: Store)
 
 
 def _keep_so_far(results: StoredFolder) -> None:
-    """Copy the results to storage, for a job that is killed; an outage ends no evaluation."""
+    """Copy the results so far to storage, so that a killed job can resume; if storage is
+    unreachable, the evaluation goes on.
+    """
     try:
         results.keep()
     except ArtifactError as error:

@@ -234,7 +234,7 @@ def _begins(ordered: Tensor) -> Tensor:
 
 
 def _in_several(ordered: Tensor, begins: Tensor) -> Tensor:
-    """(M,) bool: the place of a text that stands in several."""
+    """(M,) bool mask of places whose text occurs at several places."""
     alone = begins.clone()
     alone[:-1] &= begins[1:]
     return ~alone & (ordered != NONE)

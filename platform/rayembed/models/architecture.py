@@ -99,7 +99,9 @@ class Architecture:
         return load_backbone(folder, part_settings(config, name, folder), mask=mask)
 
     def empty_part(self, config: Any, name: str, folder: Path) -> Any:
-        """Build the part on the meta device, without reading weights; raises as `load_part`."""
+        """Build the part on the meta device, without reading weights; raises the errors of
+        `load_part`.
+        """
         mask = self.mask(config) if name == "backbone" else "own"
         return empty_backbone(folder, part_settings(config, name, folder), mask=mask)
 
@@ -138,8 +140,8 @@ class Architecture:
         return None
 
     def tokenizer(self, config: Any, folders: Folders) -> PromptTokenizer:
-        """Return the picklable tokenizer of a model whose parts (or exports of them) lie in the
-        folders.
+        """Return the picklable tokenizer of a model, read from the folders of its parts or of their
+        export.
 
         Raises:
             ArtifactError: no fast tokenizer there, or one without a token that is needed.

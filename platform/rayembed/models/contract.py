@@ -75,7 +75,7 @@ class PromptTokenizer(Tokenizer, Protocol):
     def with_prompts(
         self, texts: Sequence[str], prompts: Sequence[str], role: Role, *, allow_empty: bool = False
     ) -> list[Tokens]:
-        """Tokens of each text with its literal prompt before it; raises as `__call__`."""
+        """Tokens of each text after its literal prompt; raises the errors of `__call__`."""
         ...
 
     def budget(self, role: Role) -> int:

@@ -199,7 +199,7 @@ class SpecialIds:
 
 
 def special_ids(pretrained: Any, folder: Path) -> SpecialIds:
-    """Read the special ids of a decoder in a folder; raises as `SpecialIds`."""
+    """Read the special ids of a decoder in a folder; raises the errors of `SpecialIds`."""
     settings = read_json(folder / "config.json")
     return SpecialIds(pretrained, settings.get("text_config") or settings)
 

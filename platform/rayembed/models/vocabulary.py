@@ -35,8 +35,8 @@ def check_vocabulary(pretrained: Any, words: int, where: str) -> frozenset[int]:
     if missing:
         shown = [pretrained.convert_ids_to_tokens(i) for i in missing[:3]]
         raise ArtifactError(
-            f"the tokenizer of {where} has {len(missing)} tokens behind the model's {words} "
-            f"embeddings, such as {shown}; resize the model's embeddings "
+            f"the tokenizer of {where} has {len(missing)} tokens whose ids are beyond the "
+            f"model's {words} embeddings, such as {shown}; resize the model's embeddings "
             "(resize_token_embeddings in transformers), or take the tokenizer that it was "
             "trained with"
         )

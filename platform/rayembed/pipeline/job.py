@@ -297,8 +297,8 @@ class Job(Generic[T]):
         return exit_code(work, stopped=self.stopped, begun=begun)
 
     def resolve(self, argv: Sequence[str]) -> tuple[T, str]:
-        """Read the arguments; return the job's document and its action: the flag of an option, or
-        `RUN`.
+        """Parse the arguments; return the job's settings and its action: an option such as
+        `--dry-run`, or `RUN`.
 
         Raises:
             RayembedError: as the job's reader.

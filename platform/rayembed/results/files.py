@@ -236,11 +236,11 @@ def _check_weights(folder: Path, weights_fingerprint: str, *, trusted: bool) -> 
             "(rayembed evaluate), or say with --trust-results that they are its own"
         )
     logger.warning(
-        "the scores in %s are accepted for the weights %s because of --trust-results: "
-        "their revision is %s",
+        "--trust-results: the scores in %s were recorded for revision %s and are accepted for the "
+        "weights %s",
         folder,
-        weights_fingerprint,
         shown,
+        weights_fingerprint,
     )
 
 

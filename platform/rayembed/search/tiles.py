@@ -72,7 +72,7 @@ def gpu_tiles(free: int, width: int) -> Tiles:
 
 
 class Best(NamedTuple):
-    """Best documents of T of the queries, by falling score, ties by the lower index."""
+    """Best documents for a tile of T queries, by falling score; ties go to the lower index."""
 
     rows: Tensor
     """(T,) int64 rows of the queries."""

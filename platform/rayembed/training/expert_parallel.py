@@ -66,7 +66,9 @@ class SpreadExperts:
 
     @classmethod
     def of(cls, model: nn.Module) -> "SpreadExperts | None":
-        """Split experts of a model; None if each worker holds all parameters."""
+        """The `ExpertParallel` of a model whose experts are split over workers; None if each worker
+        holds all parameters.
+        """
         layers = [layer for layer in expert_layers(model) if layer.group is not None]
         group = layers[0].group if layers else None
         return None if group is None else cls(layers, group)

@@ -55,7 +55,7 @@ class Progress:
         self._seen, self._workers = record["time"], workers
 
     def _text(self) -> str:
-        """The last step; that there is none before the first."""
+        """Text that names the last finished step, or says that none has finished yet."""
         mine, stage = self._records(), self._stage
         if not mine:
             return f"stage {stage.name}: no step yet"

@@ -253,7 +253,7 @@ class StageTrainer:
     def train(
         self, engine: Engine, settings: StepSettings, step: int = 0, dropped_steps: int = 0
     ) -> None:
-        """Train a given engine after `step` finished steps; raises as `fit`."""
+        """Train a given engine after `step` finished steps; raises the errors of `fit`."""
         self.engine, self.settings = engine, settings
         dropped = DroppedSteps(
             self.stage,

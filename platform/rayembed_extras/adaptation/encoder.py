@@ -214,8 +214,9 @@ def _check_predicts(model: MaskedLanguageModel, tokenizer: Any, what: str) -> No
     model.train(was_training)
     if not losses.isfinite().all():
         raise ArtifactError(
-            f"{what}: the losses of a token of {len(PROBES)} short texts are {losses.tolist()}, "
-            "although its weights are finite: they overflow, so the encoder was not exported. "
+            f"{what}: the losses per token on {len(PROBES)} short texts are {losses.tolist()}, "
+            "although all weights are finite: the computation overflows, so the encoder was not "
+            "exported. "
             "Training has diverged, or the initial model was broken: lower "
             "training.optimizer.learning_rate, or raise training.optimizer.warmup_steps, and "
             "adapt under another --name"

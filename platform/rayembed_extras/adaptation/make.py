@@ -66,8 +66,8 @@ class MakeSequences:
     model: RotaryEncoderConfig
 
     def __call__(self, item: FilePiece) -> Result:
-        """Report `parts` (name, rows), and counts of texts, tokens and sequences for each of
-        `languages`.
+        """Run the task; its result has `parts` (name, rows), and counts of texts, tokens and
+        sequences for each of `languages`.
         """
         folder = part_within(resolve_model(self.model.backbone.path), "backbone")
         tokenizer, vocabulary = _tokenizer_in(str(folder))

@@ -72,7 +72,9 @@ class AirBench:
         return lines
 
     def write_submission(self, storage: str, retriever: str) -> str:
-        """Write the zip file for the leaderboard; raises as `submission.write_submission`."""
+        """Write the zip file for the leaderboard; raises the errors of
+        `submission.write_submission`.
+        """
         from rayembed_extras.air_bench.submission import write_submission
 
         folder = join(storage, _FOLDER)

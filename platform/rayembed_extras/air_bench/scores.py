@@ -101,7 +101,7 @@ def dev_file(folder: str, version: str, retriever: str) -> str:
 
 
 def write_dev_scores(folder: str, version: str, retriever: str) -> None:
-    """Write the dev scores computed so far into `dev_file`; raises as their reader."""
+    """Write the dev scores computed so far into `dev_file`; raises the errors of their reader."""
     table = dev_csv(read_dev_scores(folder, version, retriever))
     write_atomic(dev_file(folder, version, retriever), table.encode())
 

@@ -29,7 +29,9 @@ def clean(asked: CleanRequest, context: JobContext) -> None:
 
 
 def show(asked: CleanRequest, context: JobContext) -> None:
-    """Print what would be removed, or the contents if `--free` is not given; raises as `clean`."""
+    """Print what would be removed, or the contents if `--free` is not given; raises the errors of
+    `clean`.
+    """
     _clean(asked, context, dry_run=True)
 
 

@@ -79,9 +79,9 @@ def steps_of(asked: CleanRequest, inventory: Inventory, entries: MlflowEntries) 
                 )
             if tracked is None and not run.is_sent and run.tracked is not None:
                 raise ArtifactError(
-                    f"MLflow has not got everything of the {_kind(run)} {run.name!r}, and what is "
-                    "missing lies in its folder: give its command with --send-metrics first, or "
-                    "remove both (--free run)"
+                    f"some data of the {_kind(run)} {run.name!r} is in its folder only, not yet in "
+                    "MLflow: run its command again with --send-metrics first, or remove the folder "
+                    "and the MLflow entry together (--free run)"
                 )
             _check_versions_free(inventory, going, run, versions)
             steps.append(_of_run(inventory, run, entries, versions, in_mlflow=tracked is not None))

@@ -119,7 +119,7 @@ def write_comparison(comparison: ModelComparison, folder: str) -> tuple[str, ...
 
 
 def check_choice(args: argparse.Namespace) -> None:
-    """Check that there are results to choose from, if any models are chosen.
+    """If models are chosen, check that there are results to choose from.
 
     Raises:
         ConfigError: there are none.

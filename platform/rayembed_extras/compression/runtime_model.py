@@ -88,7 +88,9 @@ class RuntimeModel(TransformerModel):
         return _of_graph(self._context, batch)
 
     def set_corpus(self, vectors: Tensor | None) -> None:
-        """Set the context for all texts that have none of their own; raises as `forward`."""
+        """Set the context for all texts that have none of their own; raises the errors of
+        `forward`.
+        """
         if not self.uses_context:
             super().set_corpus(vectors)
         self.corpus = None if vectors is None else self._checked(vectors.detach().clone().float())

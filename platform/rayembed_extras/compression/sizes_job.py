@@ -64,8 +64,8 @@ def _read(args: argparse.Namespace) -> Family:
         )
     if family.languages and not any(way.needs_texts for way in family.ways):
         raise ConfigError(
-            "--language says which tokens a smaller vocabulary keeps, and no size has one; add "
-            "--size vocabulary, or leave --language out"
+            "--language chooses the tokens of a smaller vocabulary, but none of the sizes has one; "
+            "add --size vocabulary, or leave --language out"
         )
     return family
 

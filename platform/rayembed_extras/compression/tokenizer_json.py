@@ -40,7 +40,7 @@ def check_kind(tokenizer: Mapping[str, Any], where: str) -> None:
     if kind == "BPE" and any(marks):
         raise ConfigError(
             f"vocabulary: the BPE tokenizer of the {where} marks the inside or the end of words "
-            f"({marks[0]!r}, {marks[1]!r}); such merges cannot be cut"
+            f"({marks[0]!r}, {marks[1]!r}); a vocabulary with such merges cannot be reduced"
         )
 
 

@@ -162,7 +162,7 @@ class KeepConsistent:
     folder: str
 
     def __call__(self, item: RankedPart) -> Result:
-        """Report `parts`, counts, and `examples` of removed rows."""
+        """Run the task; its result has `parts`, counts, and `examples` of removed rows."""
         table = read_table(item.part.path)
         counts = pc.list_value_length(table["positives"]).to_numpy()
         stays = np.unpackbits(item.stays, count=counts.sum()).astype(bool)
@@ -363,7 +363,7 @@ class RankShard:
     buckets: Buckets
 
     def __call__(self, item: Bucket, device: str = "cpu") -> Result:
-        """Report `ranks`, their histogram."""
+        """Run the task; its result has `ranks`, their histogram."""
         shard = gather(self.buckets, item.number)
         none = np.empty(0, dtype=np.int64)
         found, rows = {"part": none, "row": none, "text": none, "rank": none}, 0

@@ -25,5 +25,5 @@ class ConsistencyConfig(TeacherStep):
 
     @property
     def summary(self) -> str:
-        """Maximum rank and teacher."""
+        """Summary of the filter in one line: its maximum rank and its teacher."""
         return f"top {self.top_k} by {self.teacher}"

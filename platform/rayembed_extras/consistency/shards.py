@@ -57,7 +57,7 @@ class CountLanguages:
     """Task: count the rows of each language in a part."""
 
     def __call__(self, item: PartItem) -> Result:
-        """Report `languages` as [language, rows] pairs."""
+        """Run the task; its result has `languages` as [language, rows] pairs."""
         counts = read_table(item.part.path, ["language"])["language"].value_counts().to_pylist()
         rows = item.part.rows
         found = [[count["values"], count["counts"]] for count in counts]

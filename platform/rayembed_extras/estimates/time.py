@@ -195,7 +195,9 @@ def work_of(run: NamedRun) -> Work | None:
 
 
 def _speeds(run: NamedRun) -> tuple[Precision, float, float]:
-    """Number type of a run, and this machine's operations a second in products and in encoding."""
+    """Number type of a run, and this machine's operations a second in matrix products and in
+    encoding.
+    """
     precision = expected_precision(run)
     speed = num_cores() * product_speed(precision.dtype)
     return precision, speed, speed * _ENCODING[precision.dtype]

@@ -118,7 +118,7 @@ class PairsOfBucket:
     bands: Buckets
 
     def __call__(self, item: Bucket) -> Result:
-        """Report the number of `pairs`; `read_pairs` reads them."""
+        """Run the task; its result has the number of `pairs`; `read_pairs` reads them."""
         tables = self.bands.read(item.number)
         pairs = np.empty((0, 2), dtype=np.int64)
         if tables:
@@ -192,7 +192,7 @@ class Shingles:
         return self.hashes[self.first[text] : self.first[text + 1]]
 
     def beside(self, other: "Shingles") -> "Shingles":
-        """Interleave each text's n-grams with another text's, marked as the other side's."""
+        """Concatenate two sides' n-grams of each text; the other side's are marked."""
         sizes = np.stack([np.diff(self.first), np.diff(other.first)], axis=1).reshape(-1)
         side = np.repeat(np.arange(len(sizes)) % 2, sizes)
         hashes = np.empty(len(side), np.uint64)

@@ -113,7 +113,9 @@ class ComparePairs:
     candidates: Buckets
 
     def __call__(self, item: Bucket) -> Result:
-        """Report `pairs` compared and `similar` pairs; `read_similar` reads the latter."""
+        """Compare candidate pairs exactly; count the `pairs` compared and the `similar` ones, which
+        `read_similar` reads.
+        """
         rows = pa.concat_tables([_SENT.empty_table(), *self.candidates.read(item.number)])
         path = _compared_path(self.folder, item.number)
         pairs = load_array(path, remedy(path))
@@ -179,7 +181,7 @@ class ListRemoved:
     scratch: str
 
     def __call__(self, item: RemovedPairs) -> Result:
-        """Report the number of listed `rows` and some `examples`."""
+        """Run the task; its result has the number of listed `rows` and some `examples`."""
         similar = read_table(_similar_path(self.scratch, item.number)).take(pa.array(item.rows))
         listed = []
         for side in range(2):

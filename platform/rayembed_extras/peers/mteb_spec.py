@@ -234,8 +234,8 @@ def _check_supported(name: str, meta: ModelMeta) -> None:
         )
     if (seen := _runs_code(meta)) is not None:
         raise ConfigError(
-            f"mteb's loader of {name!r} {seen}, and is never used here; where rayembed knows the "
-            f"model, name its weights: hf://{name}@{meta.revision or 'main'}"
+            f"mteb's loader of {name!r} {seen}, so rayembed does not use it; if rayembed supports "
+            f"the architecture, name the weights instead: hf://{name}@{meta.revision or 'main'}"
         )
 
 

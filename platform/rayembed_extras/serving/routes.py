@@ -115,8 +115,8 @@ def embed(request: Mapping[str, Any], offer: Offer) -> Call:
 
 
 def rerank(request: Mapping[str, Any], offer: Offer) -> Call:
-    """Parse Text Embeddings Inference's ranking: `texts` by their similarity to `query`, best
-    first.
+    """Parse a request to Text Embeddings Inference's `/rerank`, which ranks `texts` by their
+    similarity to `query`.
     """
     _check_right(request)
     raw = _flag(request, "raw_scores", False)

@@ -102,7 +102,7 @@ def _no_records(_dataset: DatasetConfig, _root: str) -> None:
 
 
 def _check_together(run: Run, assignments: Sequence[str]) -> None:
-    """Check that the assignments can stand in one command, whatever the settings say of the values.
+    """Check that the assignments do not contradict each other, whatever their values.
 
     Raises:
         ConfigError: they cannot.
@@ -207,7 +207,9 @@ def _check_options(options: Sequence[str], search: str, scheduler: str) -> None:
     ):
         given = [path for path in kinds if path.startswith(f"{part}.") and path != f"{part}.kind"]
         if given and kinds.get(f"{part}.kind", kind) == none:
-            raise ConfigError(f"--with {given[0]}: {part} {none!r} has no settings; add {instead}")
+            raise ConfigError(
+                f"--with {given[0]}: the {part} is {none!r}, which has no settings; add {instead}"
+            )
 
 
 def named_sweep(name: str, sweeps: Sweeps) -> PrintedSweep:

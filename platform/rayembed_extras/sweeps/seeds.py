@@ -22,7 +22,7 @@ class Spread:
     number: int
 
     def text(self, *, digits: int = 3, times: float = 1.0, signed: bool = False) -> str:
-        """`0.712 ± 0.004`; a single number stands alone.
+        """`0.712 ± 0.004`, or the number alone if there is only one.
 
         Args:
             times: factor of what is shown, such as 100 for percent.

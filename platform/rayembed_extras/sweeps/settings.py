@@ -153,8 +153,8 @@ class Sweep(Document):
         if self.search.kind == "optuna" and (grids or len(self.runs) > 1):
             what = f"{grids[0]}=grid(…)" if grids else f"{len(self.runs)} runs"
             raise ValueError(
-                f"search 'optuna' draws every setting of one run, and {what} needs all values; "
-                "write choice(…), or take search=grid or random"
+                f"search 'optuna' chooses values while trials run, but {what} fixes all of them "
+                "beforehand; write choice(…), or take search=grid or random"
             )
         return self
 

@@ -100,15 +100,15 @@ def _records(dataset: str, root: str) -> int | None:
 
 
 def _are_steps_known(run: Run) -> bool:
-    """Whether each stage has its steps by settings or by an estimate of its records; else `steps`
-    of a stage with `epochs` stands for nothing.
+    """Whether the number of steps of each stage is known, from settings or an estimate of its
+    records.
     """
     of_epochs = [stage for stage in run.stages if stage.epochs is not None]
     return len(estimated_steps(run, _once)) == len(of_epochs)
 
 
 def key_of(sweep: Sweep, label: str, values: Mapping[str, str]) -> str:
-    """Key of a trial, also for values that the settings reject, which fail at its start."""
+    """Key of a trial; also defined for invalid values, whose trial fails when it starts."""
     try:
         return _name(sweep, label, values, apply(sweep.runs[label], values))
     except ConfigError:

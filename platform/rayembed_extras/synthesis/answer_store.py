@@ -142,7 +142,7 @@ def tried(
     answers: Mapping[str, ChatAnswer],
     read: Callable[[ChatAnswer], ValueT],
 ) -> Tried[RequestT, ValueT]:
-    """State of a question after the stored answers.
+    """State of a question (answered, open, given up) by its stored answers.
 
     Args:
         tries: of the question, in order.

@@ -46,7 +46,9 @@ class Request(Protocol):
 
 @dataclass(frozen=True)
 class _NumberedRequest:
-    """A request of one of the two steps."""
+    """A request for one item of one of the two steps of synthesis (tasks, examples), with the
+    item's number.
+    """
 
     step: ClassVar[str]
 

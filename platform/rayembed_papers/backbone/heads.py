@@ -168,7 +168,7 @@ def _quiet() -> Iterator[None]:
 def _load_of_transformers(
     folder: Path, finetuning: Finetuning, device_map: str | None = None
 ) -> nn.Module:
-    """The model, or only its shapes on the `meta` device; raises as `load_with_head`."""
+    """The model, or only its shapes on the `meta` device; raises the errors of `load_with_head`."""
     import safetensors
     import transformers
 

@@ -156,7 +156,7 @@ class MeasureBatches:
     max_batches: int
 
     def __call__(self, item: ClusterSize, device: str = "cpu") -> Result:
-        """Report `difficulty`: batch size → JSON form of `Difficulty`."""
+        """Run the task; its result has `difficulty`: batch size → JSON form of `Difficulty`."""
         queries, documents = sample_vectors(self.vectors, self.parts, self.sample)
         grouped = self._grouped(item, queries, documents, device)
         found: dict[str, Any] = {}

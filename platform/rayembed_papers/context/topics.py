@@ -124,7 +124,7 @@ def topic_scores(
     found: dict[str, dict[str, list[float]]] = {topic: {} for topic in tasks}
     wanted = list(_contexts(tasks, places, run.seed, draws))
     for number, (label, drawn) in enumerate(wanted, start=1):
-        logger.info("context: %s (%d of %d)", label, number, len(wanted))
+        logger.info("measuring the context %s (%d of %d)", label, number, len(wanted))
         context = model.no_context()
         if drawn.documents:
             context = encode_context(model, drawn.documents)

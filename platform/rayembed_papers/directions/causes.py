@@ -18,7 +18,9 @@ class Cause:
 
 
 def with_steps(factor: int, run: Run) -> Run:
-    """The run with more steps by a factor, including the steps in which its learning rate falls."""
+    """The run with its steps, and the steps in which its learning rate falls, multiplied by a
+    factor.
+    """
     changes = [f"stages.{s.name}.steps={factor * s.steps}" for s in run.stages]
     for stage in run.stages:
         decay_steps = getattr(stage.optimizer, "decay_steps", None)

@@ -187,7 +187,7 @@ def seeded(run: Run, seed: int, storage: str) -> Run:
 
 
 def pairs_of(direction: Direction, seeds: Iterable[int], storage: str) -> list[tuple[Run, Run]]:
-    """Both runs of a claim for each seed."""
+    """For each seed, the two measured runs that a paper's claim compares."""
     better, worse = direction.better(), direction.worse()
     return [(seeded(better, s, storage), seeded(worse, s, storage)) for s in seeds]
 

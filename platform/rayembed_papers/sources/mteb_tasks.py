@@ -125,7 +125,7 @@ class StageTask:
     folder: str
 
     def __call__(self, item: SplitOfTask) -> Result:
-        """Report the names of the `staged` files."""
+        """Run the task; its result has the names of the `staged` files."""
         task = _loaded(item)
         kind = _ROWS_OF_TYPE[task.metadata.type]
         names: list[str] = []

@@ -83,7 +83,7 @@ class EvaluationIndex:
             self._telling = telling_words(self._weights, max_similarity)
 
     def match(self, texts: Sequence[str]) -> list[Match | None]:
-        """Best match of each text: an equal text, else the one of highest similarity."""
+        """Best match of each text: an equal evaluation text, else the most similar one."""
         found = self._equal(texts)
         if self.max_similarity is not None:
             rest = [i for i, match in enumerate(found) if match is None]
@@ -143,7 +143,8 @@ class EvaluationIndex:
 
 
 def telling_words(weights: csr_array, max_similarity: float) -> csr_array:
-    """(V, N) indicators of each text's heaviest words; every similar text has at least one of them.
+    """(V, N) indicators of each evaluation text's heaviest words; every similar text shares at
+    least one of them.
 
     These are the fewest words whose shares sum to 1 - `max_similarity` (the prefix filter of
     similarity joins): a text without any of them shares at most the rest. They are rare words, so

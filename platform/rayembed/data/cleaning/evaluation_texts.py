@@ -330,7 +330,7 @@ def share_contained(text: str, benchmark_text: str, settings: Containment) -> fl
 
 
 def _hashed(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """As `hashed_words`, of words that invisible characters do not cut in two."""
+    """Hash words as `hashed_words` does, after removal of invisible characters within words."""
     return hashed_words([text.translate(_INVISIBLE) for text in texts])
 
 
@@ -345,7 +345,8 @@ GRAM_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 def grams_of_lengths(
     hashes: np.ndarray, counts: np.ndarray, wanted: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes of each text's n-grams, and the text of each, in its order within a text.
+    """Hashes of each text's n-grams of the given lengths, and the index of the text that each is
+    from.
 
     Args:
         hashes: (words,) uint64 of all texts' words.

@@ -153,7 +153,7 @@ def find_in_documents(
     counts = {reason: len(hashes) for reason, hashes in by_reason.items() if len(hashes)}
     hashes = np.sort(np.concatenate(list(by_reason.values())))
     log.info(
-        "overlap of documents %s: %d texts of %d documents are excluded from mining",
+        "documents %s: %d texts (of %d documents) are benchmark texts and excluded from mining",
         *(name, len(hashes), sum(part.rows for part in parts)),
     )
     return FoundDocuments(hashes, counts, some(result["examples"] for result in results))
@@ -187,7 +187,7 @@ def drop_overlap(working: str, name: str, config: Overlap, root: str, path: str)
 
 
 def _write_texts(working: str, config: Overlap, root: str) -> str:
-    """Write what evaluation texts are found by, unless it is there; returns its folder."""
+    """Write the evaluation texts' index and n-grams unless they exist; return their folder."""
     index = join(working, "evaluation-texts")
     sources = find_sources(config.tasks, root)
     write_index(index, ((source.name, read_texts(source)) for source in sources))
@@ -207,8 +207,8 @@ class FindOverlap:
     config: Overlap
 
     def __call__(self, item: RowsOfPart) -> Result:
-        """Report `overlap` (ascending rows within the part), how many of them are `contained`,
-        `negatives` (row within the part and place) and `examples`.
+        """Run the task; its result has `overlap` (ascending rows within the part), how many of them
+        are `contained`, `negatives` (row within the part and place) and `examples`.
         """
         index = _index(self.index, self.config)
         columns = ["id", "query", "positives", "origin"]
@@ -257,7 +257,7 @@ class FindInDocuments:
     config: Overlap
 
     def __call__(self, item: PartItem) -> Result:
-        """Report hashes of the texts `found`, by reason, and `examples`."""
+        """Run the task; its result has hashes of the texts `found`, by reason, and `examples`."""
         index = _index(self.index, self.config)
         texts = read_table(item.part.path, ["text"])["text"].to_pylist()
         found: dict[str, list[int]] = {OVERLAP: [], CONTAINED: []}

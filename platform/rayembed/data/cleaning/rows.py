@@ -180,7 +180,7 @@ class KeepRows:
     folder: str
 
     def __call__(self, item: RowsOfPart) -> Result:
-        """Report `parts`; the caller counts removed rows."""
+        """Run the task; its result has `parts`; the caller counts removed rows."""
         table = read_table(item.part.path)
         if len(item.negatives):
             place = table.schema.get_field_index("negatives")
@@ -273,5 +273,5 @@ def write_removed(
 
 
 def some(examples: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The first examples, up to the number that a manifest shows for each reason."""
+    """The first examples, at most as many as a manifest shows for each reason."""
     return list(islice(chain.from_iterable(examples), _EXAMPLES))

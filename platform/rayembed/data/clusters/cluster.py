@@ -147,8 +147,8 @@ def _cluster(
 def _tell_cost(name: str, cost: ClusterCost, config: ClusterConfig) -> None:
     """Log the estimated cost of clustering, with warnings where it is high."""
     log.info(
-        "clusters %s: %s clusters in %d level%s, k-means over %s pairs; products: %.1e of k-means, "
-        "%.1e of assignment, %.1e of the tour",
+        "clusters %s: %s clusters in %d level%s, k-means over %s pairs; inner products: %.1e for "
+        "k-means, %.1e to assign pairs, %.1e to order clusters",
         *(name, f"{cost.clusters:,}", cost.levels, "s" * (cost.levels > 1), f"{cost.sample:,}"),
         *(cost.kmeans_products, cost.assignment_products, cost.tour_products),
     )
@@ -217,7 +217,7 @@ class _Job:
         return sizes
 
     def tour(self, centroids: np.ndarray, used: np.ndarray, groups: Groups | None) -> np.ndarray:
-        """Order the `used` clusters, which have these centroids, into a tour."""
+        """Order the used clusters, given their centroids, into a tour of similar neighbours."""
         purpose = f"{self.context.seed}\0{self.dataset}\0packing".encode()
         rng = np.random.Generator(np.random.PCG64(xxhash.xxh3_64_intdigest(purpose)))
         if groups is None or self.config.packing == "random":
@@ -272,7 +272,7 @@ def _sizes(sizes: np.ndarray) -> dict[str, Any]:
 def _of_batches(
     gathered: Sequence[Result], random: Sequence[float], batches: Batches
 ) -> Mapping[str, Any]:
-    """Manifest entries: similarity within batches, masked pairs and examples."""
+    """Manifest entries about batches: similarity within them, masked pairs and examples."""
     similarity = np.array([value for result in gathered for value in result["similarity"]])
     both = np.concatenate([similarity, random])
     edges = np.linspace(both.min(), max(both.max(), both.min() + 1e-3), _BINS + 1)

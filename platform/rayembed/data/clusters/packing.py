@@ -24,7 +24,9 @@ _RUN = np.dtype([("place", "<i8"), ("key", "<u8"), ("row", "<i8")])
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches along the tour; of each, where its first row stands among the sorted rows."""
+    """Batches in the order of the tour, each as the position of its first row among the sorted
+    rows.
+    """
 
     rows: np.ndarray
     """(n,) int64 row numbers, sorted by the place of their cluster on the tour and by key; mapped.
@@ -66,7 +68,7 @@ class Batches:
 
 
 def _of_rest(number: np.ndarray, before: np.ndarray, place: np.ndarray) -> np.ndarray:
-    """Where remaining rows of these numbers, counted along the tour, stand among the sorted."""
+    """Positions, among the sorted rows, of remaining rows that are numbered along the tour."""
     cluster = np.searchsorted(before, number, side="right") - 1
     found: np.ndarray = place[cluster] + (number - before[cluster])
     return found
@@ -79,7 +81,7 @@ def pack_on_disk(
     tour: np.ndarray,
     batch_pairs: int,
 ) -> Batches:
-    """Batches along the tour.
+    """Pack clusters into batches in the order of the tour.
 
     A cluster that fills whole batches gives them, and its remainder is joined with the remainders
     of its neighbours on the tour, which are cut into batches together. Rows at the end of the tour
@@ -140,7 +142,7 @@ def _sorted(
 
 
 def pack(cluster: np.ndarray, keys: np.ndarray, tour: np.ndarray, batch_pairs: int) -> np.ndarray:
-    """(batches, G) int64 row numbers, as `pack_on_disk` orders them, of rows that fit in memory.
+    """(batches, G) int64 row numbers in the order of `pack_on_disk`, for rows that fit in memory.
 
     Args:
         keys: (n,) by which rows of a cluster are ordered.

@@ -57,7 +57,8 @@ class GatherBatches:
     """Batch numbers whose queries are reported."""
 
     def __call__(self, block: Block) -> Result:
-        """Report `parts`, and `similarity`, `masked` pairs and `alone` of its batches.
+        """Run the task; its result has `parts`, and `similarity`, `masked` pairs and `alone` of its
+        batches.
 
         `alone` counts rows of which all other documents of the batch are masked; `queries` are some
         of each shown batch.

@@ -110,7 +110,7 @@ class Restart:
 
     @property
     def key(self) -> str:
-        """Number of the run."""
+        """Number of the run, which identifies the work item."""
         return str(self.number)
 
 
@@ -132,8 +132,8 @@ class FindCentroids:
     """2: the clusters are made in groups, which are saved beside the centroids."""
 
     def __call__(self, item: Restart, device: str = "cpu") -> Result:
-        """Report `objective`, centroid `file` in the folder and `random`, the mean similarities of
-        random batches.
+        """Run the task; its result has `objective`, centroid `file` in the folder and `random`, the
+        mean similarities of random batches.
         """
         queries, documents = sample_vectors(self.vectors, self.parts, self.sample)
         text = f"{self.sample.seed}\0k-means\0{item.number}"
@@ -179,8 +179,8 @@ class AssignPart:
     compared."""
 
     def __call__(self, item: PartItem, device: str = "cpu") -> Result:
-        """Report counts, the `file` in the folder of (rows,) int32 clusters, and the sum of
-        `cosine` with the centroids.
+        """Run the task; its result has counts, the `file` in the folder of (rows,) int32 clusters,
+        and the sum of `cosine` with the centroids.
         """
         queries, documents = pair_vectors(self.vectors, item.part)
         centroids, groups = _clusters(self.centroids, self.digest, self.in_groups)
@@ -223,7 +223,9 @@ def load_made(path: str) -> np.ndarray:
 
 
 def load_groups(centroids: str) -> Groups:
-    """Load the groups of clusters whose centroids are at a path; raises as `load_made`."""
+    """Load the groups of clusters, given the path of their centroids; raises the errors of
+    `load_made`.
+    """
     path = _groups_path(centroids)
     return Groups(**load_arrays(path, remedy(path)))
 

@@ -99,8 +99,8 @@ def _means(rows: np.ndarray, cluster: np.ndarray, before: np.ndarray) -> np.ndar
 
 
 def _shares(counts: np.ndarray, total: int) -> np.ndarray:
-    """(g,) int64 clusters of each group, which add up to `total`: proportional to its rows, at
-    least one where it has any and at most its rows; `total` lies between both sums.
+    """(g,) int64 number of clusters for each group, proportional to its rows; they add up to
+    `total`.
     """
     least, most = np.minimum(counts, 1), counts
     exact = counts * (total / counts.sum())

@@ -97,7 +97,7 @@ class Route:
         return bucket // self.fan ** (self.levels - level)
 
     def count(self, level: int) -> int:
-        """Number of coarse buckets of a level."""
+        """Number of buckets into which one level of the shuffle splits the rows."""
         return int(self.coarse(self.buckets - 1, level)) + 1
 
 

@@ -119,7 +119,9 @@ class CollectRows:
     chosen: HeldOutRows
 
     def __call__(self, item: ConvertedRows) -> Result:
-        """Report `parts` and counts; rows that are not held out count as kept for training."""
+        """Run the task; its result has `parts` and counts; rows that are not held out count as kept
+        for training.
+        """
         writer = RecordWriter(self.folder)
         for records in item.rows():
             if self.chosen.has(records[0]):
@@ -249,9 +251,9 @@ def _check_is_handed_on(name: str, source: Source, held_out: HeldOut | None) -> 
     if isinstance(held_out, HeldOutGroups | HeldOutIds):
         setting = f"data.datasets.{name}.held_out"
         raise ConfigError(
-            f"{setting}.kind {held_out.kind!r}: the records at {source.place!r} come with a "
-            f"held-out part of their own, which is used as it is; set {setting}.kind=fraction to "
-            f"score it, or {setting}=null to score nothing of them"
+            f"{setting}.kind {held_out.kind!r}: the records at {source.place!r} have a "
+            f"held-out part already, so no other one can be chosen; set {setting}.kind=fraction to "
+            f"score that part, or {setting}=null to score nothing of them"
         )
 
 

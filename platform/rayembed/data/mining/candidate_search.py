@@ -235,7 +235,7 @@ class SearchShard:
     teachers: tuple[Vectors, ...]
 
     def __call__(self, item: SearchItem, device: str = "cpu") -> Result:
-        """Report nothing; what is found stands in files."""
+        """Run the task; its result is empty, since the candidates are written to files."""
         shard, corpus = self.search.shards[item.shard], open_corpus(self.search.files)
         for vectors in self.teachers:
             found = top_k_of_blocks(
@@ -259,7 +259,7 @@ class IndexShard:
     search: CorpusSearch
 
     def __call__(self, item: IndexItem) -> Result:
-        """Report the number of `documents`."""
+        """Run the task; its result has the number of `documents`."""
         shard, search = self.search.shards[item.shard], self.search
         vectors = open_corpus(search.files).shards(item.vectors, shard.first, shard.stop)
         documents = [np.empty((0, 0), np.float16), *vectors][1:]
@@ -276,7 +276,9 @@ class MeasureRecall:
     teachers: tuple[Vectors, ...]
 
     def __call__(self, item: MineUnit, device: str = "cpu") -> Result:
-        """Report `recall` of each teacher, over a sample of all parts, which the item has."""
+        """Run the task; its result has `recall` of each teacher, over a sample of all parts, which
+        the item has.
+        """
         return {"recall": [self._of(item.parts, one, device) for one in self.teachers]}
 
     def _of(self, parts: Sequence[Part], vectors: Vectors, device: str) -> dict[str, Any]:

@@ -62,7 +62,9 @@ class ReadDocuments:
     held_out: HeldOut
 
     def __call__(self, item: DocumentPiece) -> Result:
-        """Report `parts`, counts and rejected examples; a row may hold several documents."""
+        """Run the task; its result has `parts`, counts and rejected examples; a row may hold
+        several documents.
+        """
         waiting: dict[str, None] = {}
         seen: set[int] = set()
         parts: list[Part] = []

@@ -102,7 +102,9 @@ class MineParts:
     load_cross_encoder: Callable[[CrossEncoder, str, str], Scorer] = load_cross_encoder
 
     def __call__(self, item: MineUnit, device: str = "cpu") -> Result:
-        """Report the new parts and the statistics that `counts.add_up_mining` aggregates."""
+        """Run the task; its result has the new parts and the statistics that `counts.add_up_mining`
+        aggregates.
+        """
         found: list[list[TopK | None]] = [[None] * len(item.parts) for _ in self.teachers]
         # A cross-encoder takes most of the time where there is one, else the search.
         searched = 0.9 if self.config.rescoring is None else 0.1

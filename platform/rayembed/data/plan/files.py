@@ -129,8 +129,9 @@ class Gather:
     """Columns of `OPTIONAL` that rows carry."""
 
     def __call__(self, block: Block) -> Result:
-        """Report `file`, `steps` (hash of each step's rows), `rows_by_dataset`, and
-        `scores_by_dataset` (see `score_counts`) if the loss reads teacher scores.
+        """Run the task; its result has `file`, `steps` (hash of each step's rows),
+        `rows_by_dataset`, and `scores_by_dataset` (see `score_counts`) if the loss reads teacher
+        scores.
         """
         table = read_block(self.buckets, block, self.global_pairs)
         table = _planned(balanced_steps(table, self.global_pairs), self.columns)

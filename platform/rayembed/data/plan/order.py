@@ -69,7 +69,7 @@ class PlanConfig:
         return {**kept, "weights": dict(sorted(self.weights.items()))}
 
     def steps_of(self, rows: int) -> int:
-        """Number of steps over a number of usable rows."""
+        """Number of training steps that the given number of usable rows fills."""
         if self.epochs is None:
             return self.num_steps
         return steps_of(self.epochs, rows, self.global_pairs)

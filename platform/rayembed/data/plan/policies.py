@@ -1,4 +1,4 @@
-"""Policies: which rows stand in which batch.
+"""Batching policies: which rows share a batch.
 
 `blended`: every batch draws from all data sets by share (NV-Embed). `homogeneous`: every batch has
 a single data set and language, as in Nomic Embed v2 (section 4.3) and Causal2Vec (its experimental

@@ -235,7 +235,9 @@ class EpochSampler:
 
 
 def _fits(query: int, used: set[int], due: dict[int, int]) -> bool:
-    """Whether a batch takes a row of the query, which then counts: one that it lacks, or is due."""
+    """Whether the batch may take a row of this query: it has none yet, or a repeat is due; if so,
+    count it.
+    """
     if query in used and due.get(query, 0) <= 0:
         return False
     used.add(query)

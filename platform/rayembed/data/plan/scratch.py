@@ -223,7 +223,7 @@ _PLACE = np.dtype([("row", "<i8"), ("position", "<i8")])
 
 @dataclass(frozen=True)
 class PartPlaces:
-    """Work item: a part and where its places stand; a row may have several."""
+    """Work item: a part and the file of its places in the plan; a row may have several."""
 
     part: Part
     file: str

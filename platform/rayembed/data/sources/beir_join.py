@@ -78,7 +78,9 @@ class ScatterJudgements:
     """Function that gives the query and document of a row; raises `RowError`."""
 
     def __call__(self, item: FilePiece) -> Result:
-        """Report file names in `scattered` and `needed`; rows in are the rejected ones."""
+        """Run the task; its result has file names in `scattered` and `needed`; rows in are the
+        rejected ones.
+        """
         shared = self.shared
         writer = RecordWriter(shared.folder)
         scatter = Scatter(join(shared.scattered, "judgements"), _JUDGEMENTS, shared.buckets)
@@ -108,8 +110,8 @@ class ScatterTexts:
     """Path of the list of needed documents; None if the rows are queries."""
 
     def __call__(self, item: FilePiece) -> Result:
-        """Report file names in `scattered`, and the numbers of rows that are unreadable
-        (`texts_unread`) and that have no id (`texts_without_id`).
+        """Run the task; its result has file names in `scattered`, and the numbers of rows that are
+        unreadable (`texts_unread`) and that have no id (`texts_without_id`).
         """
         shared, language = self.shared, self.shared.language
         of = "queries" if self.needed is None else "documents"
@@ -162,7 +164,7 @@ class ConvertJudged:
     held_out: HeldOut
 
     def __call__(self, item: Bucket) -> Result:
-        """Report `parts`, counts and examples of rejected judgements."""
+        """Run the task; its result has `parts`, counts and examples of rejected judgements."""
         queries = _by_id(self.queries.records(item.number))
         documents = _by_id(self.documents.records(item.number))
         by_query: dict[str, list[dict[str, Any]]] = {}

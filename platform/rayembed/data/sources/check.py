@@ -81,7 +81,7 @@ def check_sources(
         if isinstance(source, FileRows) and one.unread:
             read, unread = ", ".join(source.columns.values()), ", ".join(one.unread)
             at = one.dataset.name
-            logger.info("data.datasets.%s.source reads the columns %s, not %s", at, read, unread)
+            logger.info("data.datasets.%s: the columns %s are read, %s ignored", at, read, unread)
     known |= {one.dataset.name: one for one in new}
     return [known[dataset.name] for dataset in chosen]
 

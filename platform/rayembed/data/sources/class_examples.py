@@ -109,7 +109,7 @@ class CollectExamples:
     seed: int
 
     def __call__(self, item: FilePiece) -> Result:
-        """Report `pool`, the name of a Parquet file in the folder."""
+        """Run the task; its result has `pool`, the name of a Parquet file in the folder."""
         smallest: dict[str, dict[int, str]] = {}
         limit = self.limit
         for _, made in converted(item, self.columns, lambda row: self.text_and_class(row.values)):
@@ -147,7 +147,9 @@ class FindFurtherClasses:
     seed: int
 
     def __call__(self, item: FilePiece) -> Result:
-        """Report `further`, the name of a Parquet file in the folder, no larger than the pool."""
+        """Run the task; its result has `further`, the name of a Parquet file in the folder, no
+        larger than the pool.
+        """
         examples = open_examples(self.pool, "", self.seed, ())
         kept = examples.hashes()
         found: set[tuple[str, int]] = set()

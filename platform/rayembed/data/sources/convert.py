@@ -49,7 +49,7 @@ class LeaveOut:
     """Size of the source, which decides the rows of a part."""
 
     def __call__(self, item: ConvertedRows) -> Result:
-        """Report `parts`, counts and examples of rejected rows."""
+        """Run the task; its result has `parts`, counts and examples of rejected rows."""
         writer = RecordWriter(self.folder, self.held_out, self.source_bytes)
         for records in item.rows():
             first = records[0]

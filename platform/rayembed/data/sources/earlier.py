@@ -108,7 +108,7 @@ class TakeRecords:
     """Whether to write an index of the rows."""
 
     def __call__(self, item: PartItem) -> Result:
-        """Report `parts`, counts and examples of rejected records."""
+        """Run the task; its result has `parts`, counts and examples of rejected records."""
         from rayembed.data.engine.parts import read_records
         from rayembed.data.sources.tasks import RecordWriter
 

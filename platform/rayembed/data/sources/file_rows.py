@@ -170,9 +170,9 @@ class FileRows(FileSource, Source):
         if stems >= {"corpus", "queries"}:
             raise ConfigError(
                 f"{setting}.source.path = {self.path!r} is a folder with a corpus and queries, a "
-                "retrieval set in BEIR's layout, and not of rows of one kind: name one of its "
-                f"files, or set {setting}.source.kind=beir with corpus, queries and path, the "
-                "judgements"
+                "retrieval set in BEIR's layout, whose files hold rows of different kinds: name "
+                f"one of its files, or set {setting}.source.kind=beir with corpus, "
+                "queries and path (of the judgements)"
             )
         columns = {f"{setting}.source.{name}": column for name, column in self.columns.items()}
         if (column := getattr(dataset.held_out, "column", None)) is not None:

@@ -226,7 +226,9 @@ def _info(path: str) -> pyarrow.fs.FileInfo:
 
 
 def _unpacked_files(path: str) -> list[_File]:
-    """Files in the cache of this machine, by references that every other machine unpacks itself."""
+    """Map references to files in this machine's cache, for references that each machine unpacks for
+    itself.
+    """
     here = str(resolve(path))
     files = _stored_files(here)
     names = {file: path if file.path == here else join(path, file.name) for file in files}

@@ -83,8 +83,8 @@ class ScatterPremises:
     buckets: int
 
     def __call__(self, item: FilePiece) -> Result:
-        """Report file names in `scattered`; rows in are the rejected ones, others are counted
-        later.
+        """Run the task; its result has file names in `scattered`; rows in are the rejected ones,
+        others are counted later.
         """
         import pyarrow as pa
 
@@ -114,7 +114,7 @@ class ConvertPremises:
     held_out: HeldOut
 
     def __call__(self, item: Bucket) -> Result:
-        """Report `parts`, counts and examples of rejected rows."""
+        """Run the task; its result has `parts`, counts and examples of rejected rows."""
         from rayembed.data.sources.tasks import RecordWriter
 
         by_premise: dict[str, list[dict[str, Any]]] = {}

@@ -56,7 +56,9 @@ class PairsSource(NamedRows):
 
     @property
     def columns(self) -> dict[str, str]:
-        """Setting → the column that it names; several of negatives are `negatives[0]`, …."""
+        """Map each setting to the column that it names; several columns of negatives are
+        `negatives[0]`, ….
+        """
         columns = super().columns
         if not isinstance(self.negatives, str):
             columns |= {f"negatives[{i}]": c for i, c in enumerate(self.negatives or ())}

@@ -187,8 +187,8 @@ def _rows_to_check(piece: FilePiece, columns: Collection[str]) -> Iterator[Mappi
 
 
 def first_pieces(pieces: Sequence[FilePiece]) -> list[FilePiece]:
-    """First piece of each local file, limited to the first files where there are many; of files
-    elsewhere, which answer slowly, of the first one.
+    """First piece of each of the first local files; of remote files, which answer slowly, only that
+    of the first one.
     """
     firsts = list({piece.path: piece for piece in reversed(pieces)}.values())[::-1]
     return firsts[: 1 if "://" in firsts[0].path else _FILES_LOOKED_AT]
@@ -209,7 +209,7 @@ def _hint(setting: str, row: Mapping[str, Any], *, optional: bool) -> str:
 
 
 def _beside(piece: FilePiece, column: str) -> dict[str, None]:
-    """All names at the level where `column` ends."""
+    """Names of all columns or keys at the level where `column` ends."""
     rows = islice(read_rows(piece), _ROWS_TO_FIND_COLUMNS)
     levels = (level_of(row.values, column)[1] for row in rows if isinstance(row, Row))
     return {name: None for level in levels for name in level}
@@ -285,7 +285,7 @@ def _read_jsonl(
 
 
 def _no_array(piece: FilePiece, lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """Pass the lines on, and raise if they form one array of rows.
+    """Pass the lines on; raise if they form one JSON array of rows.
 
     A row may be a list, also of lists or objects, but then it is whole and others follow.
     """
@@ -306,7 +306,7 @@ class _KeyTwiceError(ValueError):
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose keys differ."""
+    """Build a JSON object from its pairs; raise if a key occurs twice."""
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]
@@ -370,9 +370,7 @@ def _read_texts(piece: FilePiece, errors: tuple[type[Exception], ...]) -> Iterat
 
 
 def _without_front_matter(text: str) -> tuple[str, str]:
-    """Split a text into the title of its YAML front matter, empty without one, and its body; what
-    only looks like settings is text.
-    """
+    """Split a text into the title in its YAML front matter (empty without one) and its body."""
     found = _FRONT_MATTER.match(text)
     if found is None:
         return "", text

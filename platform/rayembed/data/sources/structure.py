@@ -1,4 +1,4 @@
-"""Documents without queries: their structure gives a pair of each."""
+"""Pairs from the structure of documents that have no queries."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def _heading(line: str) -> str | None:
 
 
 def _unwrapped(text: str) -> str:
-    """Text whose lines go on where a line was only wrapped: before a small letter."""
+    """Join lines that were only wrapped: those that begin with a small letter."""
 
     def joined(match: re.Match[str]) -> str:
         return " " if text[match.end()].islower() else match.group()
@@ -196,7 +196,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _leaves_a_rest(sentence: str, whole: str, total: int, min_words: int) -> bool:
-    """Whether enough text remains without a sentence of a text with `total` words."""
+    """Whether a text of `total` words still has enough of them without one of its sentences."""
     length = len(words(sentence))
     if _heading(sentence) is not None or length < min_words:
         return False

@@ -137,7 +137,7 @@ class ConvertedRows:
         return file_name(self.index_path).removeprefix(_INDEX).removesuffix(".npz")
 
     def index(self) -> Mapping[str, np.ndarray]:
-        """The arrays of the rows' `RowIndex`."""
+        """`RowIndex` of the rows of the piece."""
         return load_arrays(self.index_path, remedy(self.index_path))
 
     def rows(self) -> Iterator[list[Record]]:
@@ -183,8 +183,8 @@ class RecordWriter:
     def take(
         self, records: Sequence[Record], shown: Any, rows: int = 1, group: str | None = None
     ) -> None:
-        """Add the records made from `rows` rows, unless the row or one of its texts is held out;
-        of the negatives only those that are held out are left out.
+        """Add the records made from `rows` source rows; a record with a held-out row or text is
+        left out.
 
         Args:
             group: cell of the column by which rows are held out.
@@ -218,8 +218,8 @@ class RecordWriter:
             self.examples.append({"reason": reason, "row": text})
 
     def finish(self, key: str = "") -> Result:
-        """Write the rest; `parts`, counts and examples of rejected rows, and the `index` of the
-        piece with this key.
+        """Write the remaining records and return `parts`, counts and examples of rejected rows, and
+        the `index` of the piece.
         """
         self._flush()
         index = {} if self.index is None else {"index": self.index.save(self.folder, key)}
@@ -260,7 +260,7 @@ class ConvertRows:
     """Column by which rows are held out."""
 
     def __call__(self, item: FilePiece) -> Result:
-        """Report `parts`, counts and examples of rejected rows."""
+        """Run the task; its result has `parts`, counts and examples of rejected rows."""
         writer = RecordWriter(self.folder, self.held_out, self.source_bytes, indexed=self.indexed)
         for row, made in converted(item, self.columns, self.make):
             if isinstance(made, str):

@@ -56,7 +56,7 @@ def _names(piece: FilePiece) -> list[str]:
 
 
 def _meant(source: Mapping[str, Any], unread: Collection[str]) -> dict[str, list[str]]:
-    """Setting → unread columns whose names match it.
+    """Map each setting to the unread columns whose names match it.
 
     Args:
         source: its settings; negatives `[]` are none on purpose.
@@ -115,5 +115,5 @@ def _named(columns: Sequence[str]) -> str:
 
 
 def _value(columns: Sequence[str]) -> str:
-    """Columns as a command-line setting value."""
+    """Columns, written as the value of a setting on the command line."""
     return columns[0] if len(columns) == 1 else f"[{', '.join(columns)}]"

@@ -29,7 +29,7 @@ def content_version(filesystem: pyarrow.fs.FileSystem, inside: str) -> str:
 
 
 def version_of_texts(files: Sequence[tuple[str, str]]) -> str:
-    """Version of a piece of texts, by name and version of each."""
+    """Version of a piece of several text files, made of their names and versions."""
     return xxhash.xxh3_128_hexdigest(repr([list(file) for file in files]).encode())
 
 
@@ -84,5 +84,7 @@ def states_now(path: str, texts: Sequence[tuple[str, str]]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def version_in(path: str, state: str) -> str:
-    """Version of a file in this state (empty: it cannot change); each process hashes it once."""
+    """Version of a file in the given state (empty: it cannot change); hashed once by each
+    process.
+    """
     return state if state and is_remote(path) else content_version(*open_source(path))

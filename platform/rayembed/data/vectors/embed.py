@@ -76,14 +76,14 @@ class VectorFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Vectors:
-    """Vector files of one teacher and its settings."""
+    """Files with the vectors that one teacher computed under one group of settings."""
 
     folder: str
     weights: str
     """Fingerprint of the teacher's weights."""
 
     def texts(self, part: Part) -> PartTexts:
-        """Index of the part's texts; raises as `queries`."""
+        """Index of the part's texts; raises the errors of `queries`."""
         loaded = read_copied(self.path(part, _LAST), load_arrays)
         return PartTexts(**{name: loaded[name] for name in PartTexts.__dataclass_fields__})
 
@@ -96,7 +96,9 @@ class Vectors:
         return _load(self.path(part, "queries.npy"))
 
     def documents(self, part: Part) -> np.ndarray:
-        """(M, D) float16 unit vectors, one for each distinct positive; raises as `queries`."""
+        """(M, D) float16 unit vectors, one for each distinct positive; raises the errors of
+        `queries`.
+        """
         return read_copied(self.path(part, "documents.npy"), _load)
 
     def has(self, part: Part, of: Texts = "rows") -> bool:
@@ -157,7 +159,7 @@ class EmbedPart:
     of: Texts = "rows"
 
     def __call__(self, item: PartItem, device: str = "cpu") -> Result:
-        """Report counts of rows; existing vectors are not recomputed."""
+        """Embed the texts of a part that have no vectors yet; count its rows."""
         rows = item.part.rows
         if not self.vectors.has(item.part, self.of):
             self._embed(item.part, device)
@@ -247,7 +249,7 @@ def _record_versions(vectors: Vectors) -> None:
 
 
 def finite(config: Teacher, texts: Sequence[str], vectors: np.ndarray) -> np.ndarray:
-    """Encode texts and check for NaN, which would pass every rule unnoticed.
+    """Encode texts and raise on NaN, which would pass every rule unnoticed.
 
     Raises:
         DataError: one has a number that is not finite.
@@ -287,7 +289,7 @@ def texts_of(records: Sequence[Record]) -> tuple[list[str], PartTexts]:
 
 
 def known_of(texts: Sequence[str]) -> PartTexts:
-    """Index of a part of documents: no rows and no classes."""
+    """Index of a part that has documents only: neither rows nor classes."""
     hashes = np.array([text_hash(text) for text in texts], dtype=np.int64)
     return replace(texts_of([])[1], text_hash=hashes)
 

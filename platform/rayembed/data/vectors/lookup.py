@@ -27,7 +27,7 @@ from rayembed.errors import ArtifactError, AssetError, DataError
 
 @dataclass(frozen=True)
 class TextIndex:
-    """Locations of the vectors of N texts: 16 bytes a text."""
+    """For each of N texts, the file and row of its vector: 16 bytes a text."""
 
     text_hash: np.ndarray
     """(N,) int64, ascending."""
@@ -61,8 +61,8 @@ class TextIndex:
         return places, np.asarray(self.text_hash[places] == text_hash)
 
     def by_file(self, places: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Group positions by the file that holds their vectors: number, which of `places`, and
-        their rows; each file once.
+        """For each file with wanted vectors: its number, the indices into `places` that it serves,
+        and their rows in the file.
         """
         numbers = np.asarray(self.file[places])
         order = np.argsort(numbers, kind="stable")
@@ -82,12 +82,12 @@ class TextIndex:
 
     @classmethod
     def load(cls, folder: str, name: str) -> "TextIndex":
-        """Read the arrays that `save` wrote; raises as `load_array`."""
+        """Read the arrays that `save` wrote; raises the errors of `load_array`."""
         return cls(*(load_array(join(folder, file)) for file in cls.files(name)))
 
     @classmethod
     def mapped(cls, folder: Path, name: str) -> "TextIndex":
-        """Map the arrays in a folder on this machine's disk; raises as `load_array`."""
+        """Map the arrays in a folder on this machine's disk; raises the errors of `load_array`."""
         return cls(*(map_array(folder / file) for file in cls.files(name)))
 
 
@@ -151,8 +151,8 @@ class TeacherVectorLookup:
         if not np.isfinite(found).all():
             raise ArtifactError(
                 f"vectors of the teacher {self.manifest['teacher']!r} in {self.folder!r} hold NaN "
-                "or infinity. Remove that folder and the teacher's below data/vectors, and start "
-                "the job again"
+                "or infinity. Remove that folder and this teacher's folder below data/vectors, "
+                "and start the job again"
             )
         return found
 

@@ -183,8 +183,8 @@ def _finish(
     )
     copied, embedded = (sum(result[name] for result in results) for name in ("copied", "embedded"))
     log.info(
-        "teacher vectors of stage %s by %s: %s queries, %s documents, %d wide; %s of them copied "
-        "from mining and %s embedded beside the rows' queries and positives",
+        "teacher vectors of stage %s by %s: %s queries, %s documents, %d wide; of the texts that "
+        "are no row's query or positive %s were copied from mining and %s embedded",
         *(writer.dataset, teacher.teacher.partition("?")[0]),
         *(f"{made.manifest['texts'][role]:,}" for role in ROLES),
         made.manifest["width"],
@@ -207,8 +207,8 @@ class EmbedFurther:
     load: Callable[[Teacher, str, str], Encoder]
 
     def __call__(self, item: PartItem, device: str = "cpu") -> Result:
-        """Report row counts, and for each role the file, empty where nothing was `left`, and the
-        texts `copied` and `embedded`.
+        """Run the task; its result has row counts, and for each role the file, empty where nothing
+        was `left`, and the texts `copied` and `embedded`.
         """
         rows, records = item.part.rows, read_records(item.part.path)
         counts, names = {"copied": 0, "embedded": 0}, dict[str, str]()
@@ -255,8 +255,8 @@ class EmbedFurther:
 def _embedded(
     context: PipelineContext, vectors: Vectors, chains: Chains, name: str, teacher: Teacher
 ) -> list[Part]:
-    """Parts with vectors of a data set's queries and positives: those of the folder for which the
-    least is to be embedded, the latest of several.
+    """Parts that hold vectors of a data set's queries and positives, from the folder that leaves
+    the fewest texts to embed.
     """
     costs = [
         sum(item.part.rows for item in vectors.missing(folder.parts)) for folder in chains[name]
@@ -268,8 +268,8 @@ def _embedded(
 
 
 def _elsewhere(context: PipelineContext, vectors: Vectors, chains: Chains) -> list[VectorFile]:
-    """Files with vectors of documents that can be negatives: of what mining embedded, and of what
-    other stages, or other numbers of negatives, needed of the same parts.
+    """Further files with vectors of documents that can be negatives, from mining or from other
+    stages over the same parts.
     """
     folders = [folder for folders in chains.values() for folder in folders]
     corpora = [
@@ -316,5 +316,5 @@ def _index(files: Sequence[VectorFile]) -> TextIndex:
 
 @lru_cache(maxsize=3)
 def _loaded(folder: str, name: str) -> TextIndex:
-    """Index of what there is, once for each process."""
+    """Index of the existing vectors, loaded once for each process."""
     return TextIndex.load(folder, name)

@@ -34,7 +34,7 @@ Encoder = Callable[[Sequence[str], Role], np.ndarray]
 
 
 class _Typed(Protocol):
-    """Settings of a model with a number type."""
+    """Protocol of model settings that have a number type."""
 
     @property
     def dtype(self) -> DtypeSetting: ...

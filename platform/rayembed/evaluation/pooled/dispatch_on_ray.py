@@ -162,7 +162,7 @@ class _Turn:
                 raise WorkerError(f"a worker of the evaluation failed: {error}") from error
 
     def failed(self, call: Call, error: RayActorError) -> Call:
-        """The call, to be tried again.
+        """Return the failed call so that it is tried again; raise once it has failed too often.
 
         Raises:
             WorkerError: it has been tried often enough.

@@ -47,7 +47,7 @@ _ROWS_AT_ONCE = 8192
 
 
 class _Unit(NamedTuple):
-    """A unit with the rows that its texts stand for."""
+    """A unit of distinct texts, with the rows that have these texts."""
 
     texts: TextUnit
     row: np.ndarray

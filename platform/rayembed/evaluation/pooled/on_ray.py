@@ -132,7 +132,7 @@ def _run_in_one_process(
 
 
 def _as_they_come(stream: Any, log: ProgressLog, progress: Any) -> Iterator[Done]:
-    """Outcomes of a streaming task, with its progress meanwhile."""
+    """Yield outcomes of a streaming task as they come, and show its progress."""
     while True:
         ready, _ = ray.wait([stream], timeout=_SECONDS_BETWEEN_LOOKS, fetch_local=False)
         log.update(ray.get(progress.read.remote()))

@@ -153,8 +153,7 @@ def _check_similarity(folder: Path, stated: Stated, *, normalized: bool) -> None
 
 
 def _max_length(transformer: Path, stated: int | None) -> int:
-    """Largest number of tokens of a text, as in sentence-transformers, and at most that of learnt
-    positions, behind which sentence-transformers fails.
+    """Maximum tokens of a text as in sentence-transformers, at most the number of learnt positions.
 
     Args:
         stated: of the Transformer module; None: the smaller of tokenizer's and transformer's, by

@@ -60,7 +60,9 @@ class CDEArchitecture(Architecture):
             check_bidirectional(f"model.{name}.path", part, folders[name])
 
     def check_lengths(self, config: CDEConfig, parts: Parts) -> None:
-        """Check the second stage behind its context, and the first for documents."""
+        """Check that the lengths fit: of the second stage with its context vectors, of the first
+        for documents.
+        """
         backbone, encoder = parts["backbone"], parts["encoder"]
         added = SequenceLayout.of(config, backbone).num_positions(0)
         for role, length in config.max_lengths.items():

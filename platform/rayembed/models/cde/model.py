@@ -149,7 +149,7 @@ class CDE(TransformerModel):
     def _mean_of_packed(
         self, batch: dict[str, Tensor], before: Tensor, *, packed: Packed
     ) -> Tensor:
-        """The same of packed texts, each behind its own vectors."""
+        """Mean of the states of packed texts; each text follows its own context vectors."""
         ids, added = batch["input_ids"], self.added_tokens
         num_texts = len(before)
         texts = torch.arange(num_texts + 1, device=ids.device, dtype=packed.cu_seqlens.dtype)
@@ -202,7 +202,7 @@ class CDE(TransformerModel):
         if not self._told:
             self._told = True
             logger.warning(
-                "no corpus is set: texts are embedded behind the null token. Vectors for one "
+                "no corpus is set, so the null token is the context of all texts. Vectors for one "
                 "corpus are better with documents of it as context (set_corpus)"
             )
         return self.no_context()

@@ -258,7 +258,8 @@ def check_loadable(folder: Path) -> ModelConfig:
 
 
 def empty_model(folder: Path) -> TransformerModel:
-    """Build a folder's model without weights; a publisher's own layout is loaded with weights.
+    """Build a folder's model without loading weights; only publishers' own layouts are loaded
+    whole.
 
     Raises:
         ArtifactError: no model that can be loaded.

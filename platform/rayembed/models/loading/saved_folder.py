@@ -70,7 +70,8 @@ def saved_dimensions(settings_file: Path) -> tuple[int, ...]:
     found = _read_settings_file(settings_file).get("dimensions")
     if not isinstance(found, list) or not found or not all(isinstance(d, int) for d in found):
         raise ArtifactError(
-            f"{str(settings_file)!r} names no dimensions, found {found!r}; export the model again"
+            f"{str(settings_file)!r} has no list of vector widths (dimensions = {found!r}); "
+            "export the model again"
         )
     return tuple(found)
 

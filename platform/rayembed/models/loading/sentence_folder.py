@@ -276,8 +276,9 @@ def _read_pooling(path: Path, *, projected: bool) -> PlainPooling:
     ):
         raise ArtifactError(
             f"{str(path)!r} pools by {modes} (pooling_mode) with include_prompt={prompt}"
-            f"{', a Dense behind it' if projected else ''}; supported is one of {list(_POOLING)}, "
-            f"with include_prompt=true unless lasttoken, and {_SQRT!r} without Dense alone"
+            f"{', followed by a Dense' if projected else ''}; supported is exactly one of "
+            f"{list(_POOLING)}. include_prompt must be true except for lasttoken, and no Dense may "
+            f"follow {_SQRT!r}"
         )
     return pooling
 

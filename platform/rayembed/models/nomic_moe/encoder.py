@@ -143,7 +143,9 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, layout: Layout, rotation: tuple[Tensor, Tensor], tokens: EncoderTokens
     ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor] | None]:
-        """States (B, T, H), and load, probability and entropy of a mixture."""
+        """Hidden states (B, T, H); for a mixture of experts also the router's load, probability and
+        entropy.
+        """
         x = self.norm1(self.attn(x, layout, rotation) + x)
         if isinstance(self.mlp, DenseMlp):
             return self.norm2(self.mlp(x) + x), None

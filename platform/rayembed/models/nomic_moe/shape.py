@@ -109,7 +109,7 @@ def read_shape(folder: Path) -> EncoderShape:
 
 
 def shape_of(settings: Mapping[str, Any], where: str) -> EncoderShape:
-    """Encoder shape stated in the content of a config.json; raises as `read_shape`.
+    """Encoder shape stated in the content of a config.json; raises the errors of `read_shape`.
 
     Args:
         where: what to call it in messages.

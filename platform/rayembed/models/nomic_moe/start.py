@@ -60,8 +60,8 @@ def load_start(folder: Path, config: NomicMoeConfig, dtype: torch.dtype) -> Nomi
 
 
 def empty_start(folder: Path, config: NomicMoeConfig) -> NomicEncoder:
-    """Initial encoder on the meta device; raises as `load_start`, but checks only names and sizes
-    of weights in safetensors files.
+    """Initial encoder on the meta device; raises the errors of `load_start`, but checks only names
+    and sizes of weights in safetensors files.
     """
     settings = read_json(folder / "config.json")
     encoder = empty_encoder(settings, config, str(folder))

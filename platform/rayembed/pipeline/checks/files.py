@@ -247,7 +247,7 @@ def models_of(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _check_model(setting: str, reference: str) -> None:
-    """Raise where a model's reference cannot be read, or no model lies there."""
+    """Raise if a model's reference cannot be read or leads to no model."""
     _check_form(setting, reference)
     if "://" in reference:
         return

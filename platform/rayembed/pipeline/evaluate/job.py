@@ -76,7 +76,7 @@ def _evaluate(run: EvaluationRun, context: JobContext) -> int:
 
 
 def _show(run: EvaluationRun, context: JobContext) -> None:
-    """The resolved evaluation, and what stands before the texts of each task."""
+    """Print the resolved evaluation and the prompt of each task's texts."""
     check_task_names(run)
     from rayembed.evaluation.bm25 import Bm25
     from rayembed.evaluation.plan import task_factories

@@ -241,7 +241,7 @@ def send_pending(run: NamedRun, out: TextIO) -> None:
 
 
 def send_files(files: StoredFolder, tracking_uri: str | None, out: TextIO) -> None:
-    """Send all pending data of a locked folder; raises as `send_pending`."""
+    """Send all pending data of a locked folder; raises the errors of `send_pending`."""
     number = send_metrics(files.local, tracking_uri=tracking_uri)
     files.keep()
     out.write(f"sent {number} steps; MLflow has everything of {files.place}\n")

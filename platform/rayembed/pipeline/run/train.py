@@ -124,8 +124,8 @@ def _scores_of(name: str) -> str:
 
 @contextmanager
 def claimed_run(run: Run, *, wait: bool) -> Iterator[tuple[Run, RunFolders]]:
-    """The run that is done, with absolute storage, and its folders, which no other process uses
-    meanwhile.
+    """Context manager: the run with an absolute storage path, and its folders, locked against other
+    processes.
 
     Args:
         wait: for the process that has them, instead of refusing.

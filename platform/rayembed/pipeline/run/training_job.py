@@ -200,7 +200,8 @@ _SHOWN_CHARACTERS = 60
 
 
 def print_trace(run: Run, stage: str, step: int, out: TextIO) -> None:
-    """Print each row of a stage's step with its origin and the folders of its processing.
+    """Print each row of one step of a stage, with its origin and the folders of the data steps that
+    it passed.
 
     Raises:
         ArtifactError: no training of that name has a plan of the stage, or a folder that it was

@@ -230,7 +230,7 @@ class _Read(Mapping[str, Tensor]):
 
 
 def read_position(folder: str) -> Position:
-    """Where a checkpoint stands.
+    """Read a checkpoint's position: the step at which it was made.
 
     Raises:
         ArtifactError: it is not whole.

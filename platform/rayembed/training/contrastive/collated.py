@@ -61,7 +61,7 @@ class CollatedContext:
 
     @property
     def num_passes(self) -> int:
-        """Number of this worker's passes."""
+        """Number of micro-batches into which this worker's batch is split."""
         return len(self.micro_batches)
 
     def passes(

@@ -30,7 +30,8 @@ _TEXT, _INSTRUCTION = "A word", "Find what answers it"
 
 
 class StateErrors:
-    """Forward pass of a student that appends the errors of its hidden states to its statistics.
+    """Student's forward pass that also returns how far its hidden states are from the teacher's, as
+    statistics.
 
     A hidden state is what a layer puts out: that of the last one comes before the final norm. Layer
     i of the student is compared with layer ⌈i·T/S⌉ of the teacher, both counted from 1, so that the

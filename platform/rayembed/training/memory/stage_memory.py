@@ -63,7 +63,9 @@ run takes: on a changing cluster the plan of fewer is followed by more."""
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Memory plan shared by all workers and starts of a stage."""
+    """Kept activations and micro-batch size of a stage, measured once and shared by all workers and
+    restarts.
+    """
 
     micro_batch_tokens: int | None = None
     """Tokens of a forward pass if the run sets none; None: not decided yet."""

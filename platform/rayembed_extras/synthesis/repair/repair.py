@@ -173,7 +173,7 @@ class RepairPart:
     decide: Decide
 
     def __call__(self, item: PartItem, device: str = "cpu") -> Result:
-        """Report the new part, counts and examples."""
+        """Run the task; its result has the new part, counts and examples."""
         records = read_records(item.part.path)
         verdicts = self.decide(item.part, records, device)
         pairs = list(zip(records, verdicts, strict=True))

@@ -58,7 +58,7 @@ class Judge(Settings):
         Args:
             fingerprint: gives that of a model's weights by its reference.
         """
-        raise TypeError(f"{type(self).__name__} judges nothing")
+        raise TypeError(f"{type(self).__name__} does not implement inputs")
 
     def ready(self, work: Any) -> Any:
         """Do the one-time work before tasks begin; return a picklable `Decide`.
@@ -66,7 +66,7 @@ class Judge(Settings):
         Args:
             work: the data set's parts and where answers are kept, a `JudgeWork`.
         """
-        raise TypeError(f"{type(self).__name__} judges nothing")
+        raise TypeError(f"{type(self).__name__} does not implement ready")
 
 
 JUDGES = SettingsTable(
@@ -126,7 +126,7 @@ class RepairConfig(DataStep):
         return f"false negatives found by `{judge}` and repaired ({self.action})"
 
     def check_fits(self, dataset: Any) -> None:
-        """Check that rows have hard negatives; raises as the base class says."""
+        """Check that rows have hard negatives; raises the error that the base class documents."""
         if not dataset.has_negatives:
             raise ValueError(
                 f"data set {dataset.name!r}: repair looks for false negatives among the hard "

@@ -93,7 +93,7 @@ def _web(code: str, corpus: str) -> DatasetEntry:
 
 
 def consistency() -> dict[str, Any]:
-    """The consistency filter of section 4.2, as a setting; lengths are those of documents in
+    """Settings of the consistency filter of section 4.2; texts are cut to the document lengths of
     pretraining (section 4.3).
     """
     asked = ConsistencyConfig(
