@@ -296,7 +296,7 @@ class ClusterConfig(TeacherStep):
     machine holds them: 20 bytes a pair and dimension of the teacher, 15 GB for a million of 768."""
     exact_clusters: PositiveInt = EXACT_CLUSTERS
     """Clusters up to which each pair and the tour are compared with all of them. More are made in
-    two levels, at the square root of the cost and with a small loss (docs/data_mining.md)."""
+    two levels, at the square root of the cost and with a small loss."""
     packing: Literal["random", "tsp"] = "tsp"
     """Order of clusters before they are cut into batches: seeded random, or each followed by its
     nearest remaining one (greedy travelling salesman)."""
