@@ -106,6 +106,18 @@ def test_openai_client_gets_the_vectors_of_the_folder(served, folder, tracking_u
         client.embeddings.create(model="tiny", input="x")
 
 
+def test_langchains_client_gets_the_vectors_of_both_roles(served, folder):
+    """As docs/serving.md writes it: texts, not token numbers, and a client for each role."""
+    from langchain_openai import OpenAIEmbeddings
+
+    asked = {"check_embedding_ctx_length": False, "base_url": f"{served}/v1", "api_key": KEY}
+    model = load_model(folder)
+    documents = OpenAIEmbeddings(model="tiny:document", **asked).embed_documents(TEXTS)
+    np.testing.assert_allclose(documents, encode(model, TEXTS, role="document"), atol=1e-5)
+    query = OpenAIEmbeddings(model="tiny:query", **asked).embed_query(TEXTS[0])
+    np.testing.assert_allclose(query, encode(model, TEXTS[0], role="query"), atol=1e-5)
+
+
 def from_pyfunc(tracking_uri, request):
     import mlflow
 

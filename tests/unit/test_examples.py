@@ -13,7 +13,7 @@ NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 LARGEST = 400_000
 """Bytes of a notebook."""
 
-MOST_WARNED = 1000
+MOST_WARNED = 500
 """Characters on standard error of a cell, which are warnings of rayembed."""
 
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -25,6 +25,11 @@ MACHINES = re.compile(
 SHOWN = {
     "own_pairs": (r"trained: own [+-]", r"\| BM25 \|", r"models:/articles/2"),
     "documents_without_labels": (r"corpus-held-out", r"trained: own [+-]", r"a mined negative"),
+    "evaluate_and_serve": (
+        r"^Champion +version 1",
+        r"model in Python: \d\.\de-\d\d",
+        r"^nDCG@10 of the retriever (0\.\d{4}), of the evaluation \1",
+    ),
     "hard_negatives": (r"^negative ", r"distilled +0\.\d", r"teacher +0\.\d"),
     "several_workers": (r"one and two workers: \d\.\de-\d\d", r"another seed: \d\.\de-\d\d"),
 }
