@@ -243,8 +243,8 @@ def settings(arguments):
 def scored_set(given, folder, spec, store):
     """Main score of the own set, and nDCG@10 of the first queries."""
     from rayembed.config.own_sets import RetrievalSet
-    from rayembed.evaluation.jobs import OF_QUERIES
     from rayembed.evaluation.own_set import OwnTask
+    from rayembed.evaluation.query_results import OF_QUERIES
     from rayembed.evaluation.score import score
 
     texts = given.documents + given.queries

@@ -4,7 +4,7 @@ import math
 
 import mteb
 
-from rayembed.evaluation.jobs import OF_QUERIES
+from rayembed.evaluation.query_results import BEST_OF_QUERIES, OF_QUERIES
 
 
 def scores(model, task):
@@ -30,8 +30,8 @@ def largest_difference(one, other):
     queries, which mteb drops, aside.
     """
     if isinstance(one, dict):
-        keys = one.keys() - {OF_QUERIES}
-        assert keys == other.keys() - {OF_QUERIES}
+        keys = one.keys() - {OF_QUERIES, BEST_OF_QUERIES}
+        assert keys == other.keys() - {OF_QUERIES, BEST_OF_QUERIES}
         return max((largest_difference(one[key], other[key]) for key in keys), default=0.0)
     if isinstance(one, list):
         return max((largest_difference(a, b) for a, b in zip(one, other, strict=True)), default=0.0)

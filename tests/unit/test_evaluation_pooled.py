@@ -14,7 +14,7 @@ from plain_scores import largest_difference, scores
 from plain_spec_model import PlainSpecModel, few_experiments
 from word_model import WordSpec
 
-from rayembed.evaluation.jobs import OF_QUERIES, TASK_RESULT, ScoreTask
+from rayembed.evaluation.jobs import TASK_RESULT, ScoreTask
 from rayembed.evaluation.pooled.best_documents import BestDocuments, _best_first
 from rayembed.evaluation.pooled.embedding_store import (
     EmbeddingStore,
@@ -25,6 +25,7 @@ from rayembed.evaluation.pooled.embedding_store import (
 from rayembed.evaluation.pooled.encoding_worker import EncodingWorker, TopDocuments
 from rayembed.evaluation.pooled.model import PooledModel, document_texts
 from rayembed.evaluation.pooled.pool import OneWorker
+from rayembed.evaluation.query_results import OF_QUERIES
 
 
 def pooled(spec, store=None):

@@ -19,6 +19,7 @@ from mteb.abstasks.retrieval import AbsTaskRetrieval
 
 from rayembed.assets.hub_client import causes_of, limit_hub, passes, status_of, with_retries
 from rayembed.errors import AssetError, RayembedError
+from rayembed.evaluation.query_results import entries
 
 WAITS_SECONDS: tuple[float, ...] = (15, 60, 240)
 """Between the attempts at one task's data."""
@@ -99,10 +100,6 @@ def _told(error: BaseException) -> tuple[str, str]:
 
 Outcome = dict[str, Any]
 """Result of a job: plain values for JSON."""
-
-OF_QUERIES = "ndcg_at_10_of_queries"
-"""Entry beside mteb's scores of a retrieval that is judged by nDCG@10: that of each query, in the
-order of their ids."""
 
 TASK_RESULT = "task_result"
 """Key of an outcome: mteb's result of the task as a mapping."""
@@ -189,8 +186,8 @@ class ScoreTask:
 
 
 def _keep_queries(task: Any) -> None:
-    """Have a retrieval's result hold the scores of single queries, which mteb drops; of a task with
-    scores of its own it stays as it is.
+    """Have a retrieval's result hold scores and best documents of single queries, which mteb drops;
+    of a task with scores of its own it stays as it is.
     """
     is_plain = (
         isinstance(task, AbsTaskRetrieval)
@@ -201,9 +198,12 @@ def _keep_queries(task: Any) -> None:
 
 
 def _of_queries(
-    scores: Mapping[str, Mapping[str, float]], *_given: Any, **_more: Any
+    scores: Mapping[str, Mapping[str, float]],
+    _judged: Any,
+    found: Mapping[str, Mapping[str, float]],
+    **_places: Any,
 ) -> dict[str, Any]:
-    return {OF_QUERIES: [scores[query]["ndcg_cut_10"] for query in sorted(scores)]}
+    return entries(scores, found)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from rayembed.config.evaluation import BM25
 from rayembed.errors import ArtifactError, ConfigError, RayembedError
 from rayembed.evaluation.bm25 import Bm25
 from rayembed.evaluation.jobs import (
-    OF_QUERIES,
     TASK_RESULT,
     Done,
     Job,
@@ -40,6 +39,7 @@ from rayembed.evaluation.plan import Scoring, find_results, retrieval_only
 from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
 from rayembed.evaluation.pooled.here import finish
 from rayembed.evaluation.prompts_table import prompts_record, with_earlier_tasks
+from rayembed.evaluation.query_results import OF_QUERIES
 from rayembed.models.versions import LIBRARIES, versions, warn_of_other_versions
 from rayembed.results.files import CONDITIONS_FILE
 from rayembed.results.writer import ResultWriter, open_results
