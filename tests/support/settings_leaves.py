@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from rayembed.config.data_steps import Cleaner, DataStep
-from rayembed.config.mirrors import MIRRORS
+from rayembed.config.reports import MIRRORS
 from rayembed.config.settings import Settings, kind_of, members
 
 
@@ -84,8 +84,9 @@ def other_value(leaf: Leaf) -> Any:  # noqa: PLR0911 - one return a type
             return [*leaf.value, 1]
         case tuple():
             return [*leaf.value, "x"] if get_args(leaf.annotation)[-1] is Ellipsis else [0.5, 0.5]
-        case None:
-            return _instead_of_none(leaf.annotation)
+        case None:  # of names of a table none
+            is_named = leaf.path[-1] == "findings"
+            return [] if is_named else _instead_of_none(leaf.annotation)
     raise AssertionError(f"no other value for {leaf}")
 
 

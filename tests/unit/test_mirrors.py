@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from rayembed.config.mirrors import MIRRORS, check_mirrors
 from rayembed.config.override import override
+from rayembed.config.reports import MIRRORS, check_mirrors
 from rayembed.errors import ConfigError
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog

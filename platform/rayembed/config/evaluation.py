@@ -8,6 +8,7 @@ from rayembed.config.backbone import Tf32
 from rayembed.config.document import Document
 from rayembed.config.own_sets import Scores
 from rayembed.config.placement import RuntimeSettings
+from rayembed.config.reports import FindingChoice
 from rayembed.config.settings import Settings
 from rayembed.config.small_vectors import StoredVectors
 from rayembed.config.types import ModelReference, Reference, Seed, SortedDict, StoragePath, UseGpu
@@ -107,7 +108,7 @@ class ModelUnderTest(StoredVectors):
         return self
 
 
-class EvaluationPlacement(RuntimeSettings):
+class EvaluationPlacement(FindingChoice, RuntimeSettings):
     """Placement of an evaluation. Nothing here changes a score beyond rounding."""
 
     storage_path: StoragePath = Field(default="outputs", min_length=1)

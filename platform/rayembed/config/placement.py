@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from rayembed.config.architecture import ArchitectureConfig
-from rayembed.config.mirrors import known_mirror
+from rayembed.config.reports import FindingChoice, known_mirror
 from rayembed.config.settings import Settings
 from rayembed.config.types import Reference, StoragePath, Unpadded, UseGpu
 
@@ -143,7 +143,7 @@ AUTO_THREADS = 2
 """Maximum of `Placement.threads_per_worker=auto`."""
 
 
-class Placement(UnitLimit, RuntimeSettings):
+class Placement(UnitLimit, FindingChoice, RuntimeSettings):
     """Execution settings of a run. None of them may change the trained weights.
 
     With dropout the numbers drawn depend on workers and micro-batches, so the weights are other

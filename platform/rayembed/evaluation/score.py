@@ -89,6 +89,8 @@ class ModelScores:
     local: Path
     """The same on this machine."""
     tasks: list[Scoring] = field(default_factory=list)
+    model: ModelSpec | Bm25 | None = None
+    """The model that was scored."""
 
     @property
     def failed(self) -> list[tuple[str, RayembedError]]:
@@ -145,7 +147,7 @@ def score(
     with open_results(results.local, meta) as writer:
         results.fetch()
         place = writer.place.relative_to(results.local).as_posix()
-        scored = ModelScores(meta, join(results.place, place), writer.place)
+        scored = ModelScores(meta, join(results.place, place), writer.place, model=model)
         scored.tasks = find_results(tasks, writer)
         for name, text in (about or {}).items():
             writer.keep(name, text)

@@ -10,9 +10,16 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from rayembed.assets.storage import join, write_atomic
+from rayembed.config.reports import chosen_findings
 from rayembed.config.settings import nearest
 from rayembed.display.tables import console
 from rayembed.errors import ConfigError, StorageError
+from rayembed.pipeline.evaluate.findings import (
+    ComparedModels,
+    Finding,
+    make_findings,
+    print_findings,
+)
 from rayembed.pipeline.job import Job, JobContext, names_in, option
 from rayembed.results.scores import OTHER, Place, TaskScore
 from rayembed_extras.comparison.benchmark_lines import Line, benchmark_lines, result_lines
@@ -65,15 +72,25 @@ def compare_models(
     else:
         lines = benchmark_lines(asked.benchmark, in_print.benchmarks)
         benchmark = asked.benchmark
-    labelled = zip(_labels(list(results), in_print.labels), results.items(), strict=True)
+    labelled = dict(zip(_labels(list(results), in_print.labels), results.items(), strict=True))
     columns = [
-        measured(model, files, benchmark, lines, label=label) for label, (model, files) in labelled
+        measured(model, files, benchmark, lines, label=label)
+        for label, (model, files) in labelled.items()
     ]
     columns += in_print.columns(benchmark, lines)
     comparison = compare(benchmark, lines, columns, asked.baseline)
     written = write_comparison(comparison, asked.output)
-    _print(comparison, asked, written, out)
+    folders = {label: _folders(model) for label, (model, _) in labelled.items()}
+    compared = ComparedModels(folders, comparison.baseline, asked.output)
+    findings = make_findings(compared, asked.findings)
+    written += tuple(join(asked.output, name) for one in findings for name in one.files)
+    _print(comparison, asked, written, out, findings)
     return comparison
+
+
+def _folders(model: StoredModel) -> tuple[str, ...]:
+    """Folders of a model's result files, in the order in which they count."""
+    return tuple(dict.fromkeys(address.rpartition("/")[0] for address in model.files))
 
 
 def _places(results: Results) -> dict[str, list[Place]]:
@@ -228,7 +245,11 @@ def _telling(revisions: Sequence[str]) -> int:
 
 
 def _print(
-    comparison: ModelComparison, asked: argparse.Namespace, written: Sequence[str], out: TextIO
+    comparison: ModelComparison,
+    asked: argparse.Namespace,
+    written: Sequence[str],
+    out: TextIO,
+    findings: Sequence[Finding],
 ) -> None:
     printer = console(out)
     for table in (category_table(comparison), *(task_tables(comparison) if asked.tasks else ())):
@@ -236,6 +257,7 @@ def _print(
         printer.print()
     for note in comparison.notes:
         printer.print(note)
+    print_findings(findings, out)
     for address in written:
         printer.print(f"Written  {address}", soft_wrap=True)
     for command in _next(comparison, asked):
@@ -265,6 +287,7 @@ def _next(comparison: ModelComparison, asked: argparse.Namespace) -> list[str]:
 
 def _read(args: argparse.Namespace) -> argparse.Namespace:
     check_choice(args)
+    chosen_findings(args.findings)
     if not args.results:
         raise ConfigError("nothing to compare: name folders with results (--results)")
     return args
@@ -272,6 +295,10 @@ def _read(args: argparse.Namespace) -> argparse.Namespace:
 
 def _compare(asked: argparse.Namespace, context: JobContext) -> None:
     compare_models(asked, context.out)
+
+
+def _findings(text: str) -> tuple[str, ...]:
+    return () if text == "none" else names_in(text)
 
 
 COMPARISON_OPTIONS = (
@@ -304,6 +331,11 @@ COMPARISON_OPTIONS = (
         default="outputs/comparison",
     ),
     option("--tasks", "print every task, not categories only"),
+    option(
+        "--findings A,B",
+        "findings about the scores to show; default: all that are installed, none: no finding",
+        type=_findings,
+    ),
 )
 """Options of a comparison of results."""
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from rayembed.config.mirrors import MirrorKind
+from rayembed.config.reports import MirrorKind
 from rayembed.config.run import Run
 from rayembed.registry.metrics_log import KEYS, LogReader, Record, record_of
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rayembed.assets.storage import check_writable, join
@@ -19,6 +19,7 @@ from rayembed.evaluation.run_scores import bm25_revision, make_spec
 from rayembed.evaluation.score import ModelScores, Store, meta_of, score
 from rayembed.machine.device import placed_here
 from rayembed.machine.hardware import Precision
+from rayembed.pipeline.evaluate.findings import Finding, ScoredModels, make_findings
 from rayembed.pipeline.run.runtime import runtime_of, with_device
 from rayembed.pipeline.storage import absolute_storage, placed
 from rayembed.registry.tracking_uri import resolve_tracking_uri
@@ -37,6 +38,8 @@ class EvaluationResult:
     scored: ModelScores
     further: Mapping[str, Sequence[Done]] = field(default_factory=dict)
     """Outcome of each job, by the benchmark that brings its own jobs."""
+    findings: tuple[Finding, ...] = ()
+    """What the job's findings say about the scores."""
 
     @property
     def failed(self) -> list[tuple[str, RayembedError]]:
@@ -92,6 +95,17 @@ def evaluate(run: EvaluationRun) -> EvaluationResult:
     for name, done in further.items():
         job_benchmark(name).keep(run, done)
     return EvaluationResult(run, scored, further)
+
+
+def with_findings(evaluated: EvaluationResult) -> EvaluationResult:
+    """Make the findings that the settings name about an evaluation's scores."""
+    run, scored = evaluated.run, evaluated.scored
+    if not scored.scores:
+        return evaluated
+    label = str(scored.meta.name)
+    storage = absolute_storage(run.placement.storage_path)
+    subject = ScoredModels({label: scored}, label, None, run.model.reference, storage)
+    return replace(evaluated, findings=make_findings(subject, run.placement.findings))
 
 
 def evaluated_model(

@@ -58,12 +58,12 @@ def score_options(benchmark: str) -> tuple[Option, ...]:
 def _evaluate(run: EvaluationRun, context: JobContext) -> int:
     check_task_names(run)
     # torch, mteb and Ray; the rest of the job needs none of them.
-    from rayembed.pipeline.evaluate.evaluate import evaluate
+    from rayembed.pipeline.evaluate.evaluate import evaluate, with_findings
     from rayembed.pipeline.evaluate.report import print_evaluated
     from rayembed.registry.tracking_uri import reachable_tracking_uri
 
     tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
-    evaluated = evaluate(run)
+    evaluated = with_findings(evaluate(run))
     try:
         complete = track(evaluated, tracking_uri)
     except TrackingError as error:  # the scores are there, whatever became of MLflow
@@ -171,6 +171,7 @@ def track(evaluated: "EvaluationResult", tracking_uri: str) -> bool:
     Raises:
         TrackingError: MLflow is away or refuses.
     """
+    from rayembed.pipeline.evaluate.findings import log_findings
     from rayembed.pipeline.evaluate.report import benchmark_averages
 
     run, meta = evaluated.run, evaluated.scored.meta
@@ -199,6 +200,7 @@ def track(evaluated: "EvaluationResult", tracking_uri: str) -> bool:
         for name, done in evaluated.further.items():
             if scores := job_benchmark(name).scores(run, done):
                 tracker.log_scores(f"dev/{name}", scores, 0)
+        log_findings(evaluated.findings, tracker, 0)
         tracker.log_artifact(evaluated.scored.local, "results")
         tracker.status = "FAILED" if evaluated.failed else "FINISHED"
     return tracker.complete

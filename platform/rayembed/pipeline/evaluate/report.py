@@ -8,6 +8,7 @@ from rayembed.display.tables import Cell, Table, console
 from rayembed.evaluation.averages import BY_LANGUAGE, averages, miracl_averages
 from rayembed.evaluation.benchmarks import benchmark_tasks
 from rayembed.pipeline.evaluate.evaluate import EvaluationResult
+from rayembed.pipeline.evaluate.findings import print_findings
 
 
 def benchmark_averages(evaluated: EvaluationResult) -> dict[str, dict[str, float]]:
@@ -61,6 +62,7 @@ def print_evaluated(evaluated: EvaluationResult, out: TextIO, *, tracking_uri: s
     for name, done in evaluated.further.items():
         for text in job_benchmark(name).report(evaluated.run, done):
             printer.print(text)
+    print_findings(evaluated.findings, out)
     if evaluated.failed:
         printer.print(
             Table(["Task", "Reason"], evaluated.failed, title="Without a score", look="open")

@@ -10,6 +10,7 @@ from rayembed.config.run import Run
 from rayembed.display.tables import console
 from rayembed.evaluation.score import ModelScores
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey, ScoreTable, run_table, score_table
+from rayembed.pipeline.evaluate.findings import Finding, print_findings
 from rayembed.pipeline.evaluate.guard import Verdict, own_tasks
 from rayembed.pipeline.register.registration import RegisteredVersion
 from rayembed.registry.card_parts import how_to_score
@@ -49,6 +50,8 @@ class Outcome:
     """Held-out parts, with the number of texts and their location."""
     verdict: Verdict | None = None
     """Decision of the guard; None if the run has none."""
+    findings: tuple[Finding, ...] = ()
+    """What the run's findings say about its scores."""
 
     @property
     def trained(self) -> ModelScores | None:
@@ -76,6 +79,7 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
         out.print(score_table(outcome.table, title="Held-out scores", with_mean=True))
     for line in outcome.held_out:
         out.print(f"Held out   {line}")
+    print_findings(outcome.findings)
     verdict = outcome.verdict
     if verdict is not None:
         out.print(verdict.table([stage.name for stage in outcome.run.stages]))

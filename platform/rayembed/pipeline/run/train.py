@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import write_atomic
 from rayembed.config.data_run import data_of
-from rayembed.config.mirrors import MIRRORS, check_mirrors
+from rayembed.config.reports import MIRRORS, check_mirrors
 from rayembed.config.run import Run
 from rayembed.data.epochs import resolve, with_planned_steps
 from rayembed.data.plan.audit import (
@@ -34,11 +34,17 @@ from rayembed.pipeline.checks.model import (
     check_row_instructions,
 )
 from rayembed.pipeline.checks.precision import as_begun
+from rayembed.pipeline.evaluate.findings import (
+    Finding,
+    ScoredModels,
+    log_findings,
+    make_findings,
+)
 from rayembed.pipeline.evaluate.general_tasks import other_language, with_fitting_tasks
 from rayembed.pipeline.evaluate.guard import judge, mixtures, remove_mixtures, share_of
 from rayembed.pipeline.evaluate.run_scorer import RunScorer
 from rayembed.pipeline.register.registration import Training, register_trained
-from rayembed.pipeline.run.folders import RunFolders, locked_folders
+from rayembed.pipeline.run.folders import RunFolders, locked_folders, plan_of
 from rayembed.pipeline.run.held_out import HeldOutSet, held_out_sets, with_sets
 from rayembed.pipeline.run.report import Outcome, print_outcome, scores_table
 from rayembed.pipeline.run.runtime import Runtime, runtime_of, started
@@ -304,11 +310,15 @@ def _register(
     model = folders.model(kept.model)
     table = scores_table(run, scores)
     markdown = show(score_table(table), "markdown") if scores else ""
+    findings: tuple[Finding, ...] = ()
     if scores:
         markdown += "".join(f"\n{one['summary']}\n" for one in found["held_out"])
         if verdict is not None:
             gains = show(verdict.table([stage.name for stage in run.stages]), "markdown")
             markdown += f"\n{gains}\nGuard: {verdict.summary}\n"
+        findings = _findings(run, folders, scores, kept)
+        markdown += "".join(f"\n{one.section}" for one in findings if one.section)
+        log_findings(findings, tracker, run.total_steps, scores[kept].local)
         write_atomic(folders.local / "scores.md", markdown.encode())
         write_atomic(folders.local / "scores.csv", score_csv(table).encode())
         score_bars(table, folders.local / "scores.png")
@@ -344,7 +354,25 @@ def _register(
         rejected=tuple(found["rejected_rows"]),
         held_out=tuple(f"{one['summary']} ({one['path']})" for one in found["held_out"]),
         verdict=verdict,
+        findings=findings,
     )
+
+
+def _findings(
+    run: Run, folders: RunFolders, scores: Mapping[ScoreKey, ModelScores], kept: ScoreKey
+) -> tuple[Finding, ...]:
+    """Findings about the scores of the kept model."""
+    stages = [stage.name for stage in run.stages]
+    subject = ScoredModels(
+        {key.label(stages): scored for key, scored in scores.items()},
+        kept.label(stages),
+        UNTRAINED.label(stages) if UNTRAINED in scores else None,
+        folders.model(kept.model),
+        run.placement.storage_path,
+        run,
+        {stage: plan_of(run, stage) for stage in stages},
+    )
+    return make_findings(subject, run.placement.findings)
 
 
 def _of_plans(lines: Callable[[str], list[str]], plans: Mapping[str, str]) -> list[str]:
