@@ -17,10 +17,11 @@ from rayembed.display.tables import show
 from rayembed.errors import ConfigError
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey
 from rayembed.pipeline.evaluate.general_tasks import with_fitting_tasks
-from rayembed.pipeline.evaluate.guard import Gain, Judged, choice, gain, remove_mixtures, verdict
+from rayembed.pipeline.evaluate.guard import Judged, choice, gain, remove_mixtures, verdict
 from rayembed.pipeline.run.folders import RunFolders
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.recipes.sample import Wikipedia
+from rayembed.results.intervals import PairedDifference
 
 TRAINED = ScoreKey("s")
 HALF = ScoreKey("s", share=0.5)
@@ -157,8 +158,8 @@ def test_the_choice_is_the_rule_word_for_word_on_drawn_numbers():
         one = [
             Judged(
                 ScoreKey("s", share=share),
-                Gain((503 + o) / 1000 - 0.503, ((503 + low) / 1000 - 0.503, 1.0)),
-                Gain((607 + g) / 1000 - 0.607, None),
+                PairedDifference((503 + o) / 1000 - 0.503, ((503 + low) / 1000 - 0.503, 1.0)),
+                PairedDifference((607 + g) / 1000 - 0.607, None),
                 {},
             )
             for share, (o, low, g) in zip(shares, rows, strict=True)

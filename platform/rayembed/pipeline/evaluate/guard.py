@@ -9,9 +9,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean
-
-import numpy as np
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import join, list_files, read_bytes, remove_folder
@@ -29,11 +26,9 @@ from rayembed.pipeline.evaluate.variants import ROUNDING, Variant, choose, score
 from rayembed.pipeline.run.folders import RunFolders
 from rayembed.pipeline.run.runtime import Runtime
 from rayembed.registry.model_card import CARD_FILE
+from rayembed.results.intervals import PairedDifference, mean_difference
 from rayembed.training.checkpoints.export import MADE_OF_FILE, upload_model
 
-_DRAWS = 2_000
-_LIKELY = (2.5, 97.5)
-"""Percentiles of a 95 % interval."""
 _NAMED = 3
 """Losing tasks that a verdict names at most."""
 _NOTED = 0.003
@@ -49,30 +44,12 @@ half the gain may be within noise."""
 
 
 @dataclass(frozen=True)
-class Gain:
-    """Difference between a mean score and the base's."""
-
-    mean: float
-    interval: tuple[float, float] | None
-    """95 % bootstrap interval over queries; None if no task has scores of single queries."""
-    drawn: str = ""
-    """Tasks whose queries were resampled, unless all were."""
-
-    def __str__(self) -> str:
-        """`+0.034 (95 %: +0.021 to +0.047)`."""
-        if self.interval is None:
-            return f"{self.mean:+.3f}"
-        low, high = self.interval
-        return f"{self.mean:+.3f} (95 %: {low:+.3f} to {high:+.3f}{self.drawn})"
-
-
-@dataclass(frozen=True)
 class Judged:
     """Comparison of a candidate with the base, on own and on general tasks."""
 
     key: ScoreKey
-    own: Gain
-    general: Gain | None
+    own: PairedDifference
+    general: PairedDifference | None
     """Gain on general tasks; None if the run has none."""
     lost: Mapping[str, float]
     """Score difference by general task, for tasks that lose more than `_NOTED`; the greatest loss
@@ -239,32 +216,12 @@ def _lost(model: ModelScores, base: ModelScores, tasks: Sequence[str]) -> dict[s
     return {task: apart[task] for task in sorted(lost, key=apart.__getitem__)}
 
 
-def gain(model: ModelScores, base: ModelScores, tasks: Sequence[str]) -> Gain:
-    """Mean difference over tasks between a model's score and the base's, with a bootstrap interval.
-
-    Both models answer the same queries, so these are drawn in pairs, with replacement and within
-    each subset of a task (Efron and Tibshirani, An Introduction to the Bootstrap, chapter 13).
-    Tasks without scores of queries stay as they are in all draws.
+def gain(model: ModelScores, base: ModelScores, tasks: Sequence[str]) -> PairedDifference:
+    """Mean difference over tasks between a model's score and the base's, with a paired bootstrap
+    interval over queries: a run's tasks are what it is judged by, not a sample of others.
     """
-    mean = fmean(model.scores[task] - base.scores[task] for task in tasks)
-    queries, of_base = model.queries, base.queries
-    drawn = [task for task in tasks if task in queries and task in of_base]
-    if not drawn:
-        return Gain(mean, None)
-    part = f", queries of {len(drawn)} of {len(tasks)} tasks" if len(drawn) < len(tasks) else ""
-    generator = np.random.default_rng(0)
-    rest = sum(model.scores[task] - base.scores[task] for task in tasks if task not in drawn)
-    draws = np.full(_DRAWS, float(rest))
-    for task in drawn:
-        parts = list(zip(queries[task], of_base[task], strict=True))
-        for mine, other in parts:
-            apart = np.asarray(mine) - np.asarray(other)
-            # How often a draw has each difference, of which there are few.
-            values, counts = np.unique(apart, return_counts=True)
-            numbers = generator.multinomial(len(apart), counts / len(apart), size=_DRAWS)
-            draws += numbers @ values / len(apart) / len(parts)
-    low, high = np.percentile(draws / len(tasks), _LIKELY)
-    return Gain(mean, (float(low), float(high)), part)
+    differences = {task: model.scores[task] - base.scores[task] for task in tasks}
+    return mean_difference(differences, model.queries, base.queries)
 
 
 def mixtures(

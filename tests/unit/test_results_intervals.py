@@ -1,0 +1,103 @@
+"""Paired bootstrap intervals: their width, what counts as noise, draws over tasks, clean parts."""
+
+import numpy as np
+import pytest
+
+from rayembed.results.intervals import PairedDifference, mean_difference, part_difference
+
+
+def spread(found):
+    """Standard deviation that a 95 % interval of normal draws stands for."""
+    low, high = found.interval
+    return (high - low) / (2 * 1.96)
+
+
+def tasks(count, queries, *, between, within, seed=0):
+    """Differences of tasks whose true ones vary by `between`, with scores of queries."""
+    generator = np.random.default_rng(seed)
+    theirs = {f"t{i}": [generator.uniform(0, 1, queries)] for i in range(count)}
+    ours = {
+        task: [rows[0] + generator.normal(generator.normal(0, between), within, queries)]
+        for task, rows in theirs.items()
+    }
+    return {task: ours[task][0].mean() - theirs[task][0].mean() for task in ours}, ours, theirs
+
+
+def test_queries_give_the_standard_error_of_the_paired_differences():
+    differences, ours, theirs = tasks(1, 400, between=0, within=0.2)
+    found = mean_difference(differences, ours, theirs)
+    # The bootstrap's own noise at 2,000 draws is 2 % of the width.
+    apart = np.std(ours["t0"][0] - theirs["t0"][0]) / np.sqrt(400)
+    assert spread(found) == pytest.approx(apart, rel=0.08)
+    assert found == mean_difference(differences, ours, theirs), "draws are the same in every call"
+
+
+def test_each_subset_counts_the_same_whatever_its_number_of_queries():
+    generator = np.random.default_rng(1)
+    few, many = generator.normal(0, 0.2, 50), generator.normal(0, 0.2, 5000)
+    found = mean_difference({"t": 0.0}, {"t": [few, many]}, {"t": [few * 0, many * 0]})
+    error = np.hypot(few.std() / np.sqrt(50), many.std() / np.sqrt(5000)) / 2
+    assert spread(found) == pytest.approx(error, rel=0.08)
+
+
+def test_tasks_are_drawn_only_where_asked_and_from_five_on():
+    given = tasks(20, 100, between=0.1, within=0.2)
+    alone, both = mean_difference(*given), mean_difference(*given, over_tasks=True)
+    assert spread(alone) == pytest.approx(0.2 / np.sqrt(2000), rel=0.1)
+    of_tasks = np.std(list(given[0].values()), ddof=1) / np.sqrt(20)
+    assert spread(both) == pytest.approx(of_tasks, rel=0.1)
+    four = tasks(4, 100, between=0.1, within=0.2)
+    assert mean_difference(*four, over_tasks=True) == mean_difference(*four)
+
+
+def test_noise_of_queries_counts_once_where_tasks_do_not_differ():
+    wider = []
+    for seed in range(12):
+        given = tasks(20, 50, between=0.0, within=0.2, seed=seed)
+        wider.append(spread(mean_difference(*given, over_tasks=True)) / 0.2 * np.sqrt(1000))
+    # Resampled tasks on top of resampled queries would give the square root of 2.
+    assert 0.95 < np.mean(wider) < 1.2
+
+
+def test_tasks_alone_are_drawn_where_no_queries_have_scores():
+    differences = {f"t{i}": 0.01 * i for i in range(9)}
+    assert mean_difference(differences, {}, {}).interval is None
+    found = mean_difference(differences, {}, {}, over_tasks=True)
+    assert spread(found) == pytest.approx(np.std(range(9), ddof=1) * 0.01 / 3, rel=0.1)
+    assert str(found).endswith(", tasks)")
+
+
+def test_other_numbers_of_queries_are_not_paired():
+    assert mean_difference({"t": 0.1}, {"t": [[1, 0]]}, {"t": [[1, 0, 1]]}).interval is None
+    assert mean_difference({"t": 0.1}, {"t": [[1, 0]]}, {}).interval is None
+
+
+def test_what_the_interval_does_not_tell_from_zero_is_printed_as_noise():
+    noise = PairedDifference(0.005, (-0.01, 0.02))
+    assert noise.is_noise
+    assert str(noise) == "+0.005, within noise (95 %: -0.010 to +0.020)"
+    assert noise.times(100).shown(2) == "+0.50, within noise (95 %: -1.00 to +2.00)"
+    gain = PairedDifference(0.034, (0.021, 0.047))
+    assert not gain.is_noise
+    assert str(gain) == "+0.034 (95 %: +0.021 to +0.047)"
+    assert not PairedDifference(-0.034, (-0.047, -0.021)).is_noise
+    assert PairedDifference(0.0, (0.0, 0.0)).is_noise, "equal models"
+    assert not PairedDifference(0.01).is_noise
+    assert str(PairedDifference(0.01)) == "+0.010", "nothing is known of chance"
+
+
+def test_a_part_is_compared_with_the_whole_that_it_belongs_to():
+    generator = np.random.default_rng(2)
+    scores = generator.uniform(0, 1, 1000)
+    clean = generator.uniform(0, 1, 1000) < 0.8
+    found = part_difference([scores], [clean])
+    assert found.mean == pytest.approx(scores[clean].mean() - scores.mean())
+    # The mean of a random 80 % differs from the whole's by s · sqrt((1/0.8 - 1) / n).
+    assert spread(found) == pytest.approx(scores.std() * np.sqrt(0.25 / 1000), rel=0.1)
+    assert found.is_noise
+    better = scores + 0.1 * clean
+    assert not part_difference([better], [clean]).is_noise
+    everything = part_difference([scores, scores], [clean | True, clean | True])
+    assert everything.interval == pytest.approx((0.0, 0.0), abs=1e-12)
+    with pytest.raises(ValueError, match="no chosen query"):
+        part_difference([scores], [clean & False])
