@@ -9,6 +9,9 @@ from typing import Any
 from rayembed.config.table import NamedTable
 from rayembed.errors import ArtifactError, ConfigError
 
+PROOF_FOLDER = "proof"
+"""Folder of a model's proof, which names its weights and therefore does not count among them."""
+
 
 @dataclass(frozen=True)
 class FolderFormat:

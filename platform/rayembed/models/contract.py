@@ -205,6 +205,11 @@ class EmbeddingModel(TrainableModel):
         """Device on which the model computes."""
         return next(self.parameters()).device
 
+    @property
+    def number_type(self) -> str:
+        """Number type in which the model computes: `float32`, `bfloat16`, or `int8` in part."""
+        return str(next(self.parameters()).dtype).removeprefix("torch.")
+
     unpadded: Unpadded = "auto"
     """Whether micro-batches are packed instead of padded; decided by `unpadded.packs`."""
     takes_packed: bool = False

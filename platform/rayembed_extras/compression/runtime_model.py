@@ -71,6 +71,11 @@ class RuntimeModel(TransformerModel):
         """The CPU device."""
         return torch.device("cpu")
 
+    @property
+    def number_type(self) -> str:
+        """Number type of the graph's products."""
+        return "int8" if self.graph.precision.startswith("int8") else self.graph.floats
+
     def forward(self, batch: dict[str, Tensor], context: Tensor | None = None) -> EmbedOutput:
         """Unit vectors (B, D) of a padded micro-batch, on the CPU.
 

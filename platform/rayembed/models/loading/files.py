@@ -14,6 +14,7 @@ import xxhash
 from torch import Tensor
 
 from rayembed.assets.cache import cache_folder, filled
+from rayembed.assets.folder_formats import PROOF_FOLDER
 from rayembed.assets.names import below
 from rayembed.assets.sentence_modules import no_pickled_objects
 from rayembed.errors import ArtifactError, AssetError
@@ -138,7 +139,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
 def count_parameters(folder: Path) -> int | None:
     """Number of parameters in the folder's safetensors files; None for weights in other formats."""
-    files = sorted(folder.rglob("*.safetensors"))
+    files = sorted(p for p in folder.rglob("*.safetensors") if p.parent.name != PROOF_FOLDER)
     if not files or any(folder.rglob("pytorch_model*.bin")):
         return None
     tensors = [tensor for path in files for tensor in read_header(path).values()]
@@ -176,9 +177,9 @@ def read_header(path: Path) -> dict[str, Any]:
 def weights_fingerprint(folder: Path) -> str:
     """12 hexadecimal digits of the names and contents of weights, tokenizer and settings.
 
-    Model cards, training state and file times do not count. The same content gives the same
-    digits on every machine. Of many processes of a machine with an asset cache one reads the files,
-    and again only when one of them was written since.
+    Model cards, the proof, training state and file times do not count. The same content gives the
+    same digits on every machine. Of many processes of a machine with an asset cache one reads the
+    files, and again only when one of them was written since.
 
     Raises:
         ArtifactError: no weights in the folder.
@@ -222,4 +223,5 @@ def _fingerprint_of(folder: Path, files: list[str]) -> str:
 
 def _counts(path: Path) -> bool:
     named = path.name in _NAMES or path.suffix in (*_WEIGHTS, ".model")
+    named = named and path.parent.name != PROOF_FOLDER
     return named and not _TRAINING_STATE.fullmatch(path.name) and path.is_file()

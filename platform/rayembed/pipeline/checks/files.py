@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rayembed.assets.folder_formats import PROOF_FOLDER
 from rayembed.assets.hub import parse_hub_reference
 from rayembed.assets.package_index import parse_package_reference
 from rayembed.assets.resolver import resolve, resolve_model
@@ -278,7 +279,8 @@ def _check_folder(folder: Path) -> None:
                 json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
                 raise AssetError(f"{str(path)!r} is broken: {error}; copy it again") from None
-    weights = [path for path in folder.rglob("*") if path.suffix in (".safetensors", ".bin")]
+    files = (path for path in folder.rglob("*") if path.parent.name != PROOF_FOLDER)
+    weights = [path for path in files if path.suffix in (".safetensors", ".bin")]
     if not weights:
         held = ", ".join(sorted(item.name for item in folder.iterdir()))
         raise AssetError(

@@ -1,0 +1,76 @@
+"""Comparison of vectors from anywhere with a proof's right vectors."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rayembed.proof.proof import NumberType, Proof, ProofText
+
+Embed = Callable[[Sequence[ProofText]], np.ndarray]
+"""Function from texts to their vectors (N, D'), as a server or a library gives them."""
+
+LENGTH_ERROR = 0.01
+"""Largest difference of a vector's length from 1; bfloat16 keeps 3 digits."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Vectors of a proof's texts, compared with the right ones."""
+
+    vectors: np.ndarray
+    """(N, D') float32, as they came."""
+    cosines: np.ndarray
+    """(N,) with the right vectors; 0 where the width differs or a number is not finite."""
+    lengths: np.ndarray
+    """(N,) of the vectors; NaN where a number is not finite."""
+    tolerance: float
+    """Lowest cosine that counts as the same."""
+
+    @property
+    def worst(self) -> float:
+        """Lowest cosine."""
+        return float(self.cosines.min())
+
+    @property
+    def wrong(self) -> tuple[int, ...]:
+        """Indices of the texts whose vectors differ, in direction or in length."""
+        near = np.abs(self.lengths - 1) <= LENGTH_ERROR
+        return tuple(np.flatnonzero(~(near & (self.cosines >= self.tolerance))).tolist())
+
+    @property
+    def same(self) -> bool:
+        """Whether all vectors are the same."""
+        return not self.wrong
+
+
+def check(proof: Proof, embed: Embed, number_type: NumberType | None = None) -> Checked:
+    """Embed the proof's texts and compare their vectors with the right ones.
+
+    Args:
+        number_type: of the server, which sets the tolerance; None: that of the proof.
+
+    Raises:
+        ValueError: `embed` gives another number of vectors than texts.
+    """
+    vectors = np.asarray(embed(proof.texts), dtype=np.float32)
+    return compare(proof, vectors, number_type)
+
+
+def compare(proof: Proof, vectors: np.ndarray, number_type: NumberType | None = None) -> Checked:
+    """Compare vectors (N, D') of the proof's texts with the right ones; see `check`."""
+    if vectors.ndim != 2 or len(vectors) != len(proof.texts):
+        raise ValueError(f"{len(proof.texts)} texts, and vectors of shape {vectors.shape}")
+    tolerance = proof.tolerance[number_type or proof.dtype]
+    return Checked(vectors, *cosines(vectors, proof.vectors), tolerance)
+
+
+def cosines(vectors: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(N,) cosines of rows and (N,) lengths of `vectors`; see `Checked`."""
+    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
+    lengths[~np.isfinite(vectors).all(axis=1)] = np.nan
+    if vectors.shape[1] != right.shape[1]:
+        return np.zeros(len(vectors)), lengths
+    unit = vectors / np.maximum(lengths, 1e-12)[:, None]
+    expected = right / np.linalg.norm(right.astype(np.float64), axis=1, keepdims=True)
+    return np.nan_to_num((unit * expected).sum(axis=1)), lengths

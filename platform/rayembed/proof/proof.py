@@ -1,0 +1,176 @@
+"""Contents of a model folder's proof, and reading and writing of its two files.
+
+`proof/proof.json` has texts, tolerances and descriptions, `proof/vectors.safetensors` the vectors:
+`right` (N, D) float32 of all texts, and `mistake.NAME` (n, D') float16 of the texts that the
+mistake names. docs/verification.md has every field.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from rayembed.assets.folder_formats import PROOF_FOLDER
+from rayembed.assets.storage import write_atomic
+from rayembed.config.types import Role
+from rayembed.errors import ArtifactError
+from rayembed.models.loading.files import read_json, weights_fingerprint
+
+PROOF_FILE = "proof.json"
+VECTORS_FILE = "vectors.safetensors"
+FORMAT = 1
+
+NumberType = Literal["float32", "bfloat16", "int8"]
+
+
+@dataclass(frozen=True)
+class ProofText:
+    """A text of a proof, with everything that a server must be given for it."""
+
+    text: str
+    role: Role
+    prompt: str
+    """Literal text before it."""
+    instruction: str | None = None
+    """Task definition that makes the prompt; None: the model's default for the role."""
+    about: str = ""
+    """Property that the text checks, such as `CJK` or `document of limit + 1 tokens`."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A usual mistake of a server, with the vectors that a model gives when it is made."""
+
+    name: str
+    """Name as in `mean_pooling`."""
+    what: str
+    """The mistake in words: `mean pooling where the model has last-token pooling`."""
+    advice: str
+    """What to change in the server."""
+    texts: tuple[int, ...]
+    """Indices of its texts among those of the proof."""
+    vectors: np.ndarray
+    """(n, D') float32, rounded to float16. Of unit length, unless the mistake is their length."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Texts with right vectors, tolerances and the vectors of usual mistakes."""
+
+    weights: str
+    """Fingerprint of weights, tokenizer and settings that gave the vectors."""
+    dimensions: tuple[int, ...]
+    """Widths at which vectors may be cut, the full one first."""
+    dtype: NumberType
+    """Number type in which the right vectors were computed."""
+    lengths: Mapping[Role, int]
+    """Maximum tokens of a text, special ones and prompt included."""
+    texts: tuple[ProofText, ...]
+    vectors: np.ndarray
+    """(N, D) float32 unit vectors."""
+    tolerance: Mapping[NumberType, float]
+    """Lowest cosine with a right vector that counts as the same, by the server's number type."""
+    mistakes: tuple[Mistake, ...] = ()
+
+    def write(self, folder: Path) -> None:
+        """Write the proof into a model's folder; an older one is replaced."""
+        import safetensors.numpy
+
+        arrays = {"right": np.ascontiguousarray(self.vectors, np.float32)}
+        for mistake in self.mistakes:
+            arrays[_key(mistake.name)] = np.ascontiguousarray(mistake.vectors, np.float16)
+        described = {
+            "format": FORMAT,
+            "weights": self.weights,
+            "dimensions": list(self.dimensions),
+            "dtype": self.dtype,
+            "lengths": dict(self.lengths),
+            "tolerance": dict(self.tolerance),
+            "texts": [asdict(text) for text in self.texts],
+            "mistakes": [
+                {"name": m.name, "what": m.what, "advice": m.advice, "texts": list(m.texts)}
+                for m in self.mistakes
+            ],
+        }
+        place = folder / PROOF_FOLDER
+        place.mkdir(exist_ok=True)
+        # Vectors first: with other texts than these they would be refused, not believed.
+        write_atomic(place / VECTORS_FILE, safetensors.numpy.save(arrays))
+        text = json.dumps(described, indent=1, ensure_ascii=False) + "\n"
+        write_atomic(place / PROOF_FILE, text.encode())
+
+
+def read_proof(folder: Path) -> Proof | None:
+    """Read the proof of a model's folder; None if it has none.
+
+    Raises:
+        ArtifactError: it is damaged, of a later format, or of other weights than the folder's.
+    """
+    path = folder / PROOF_FOLDER / PROOF_FILE
+    if not path.is_file():
+        return None
+    values = read_json(path)
+    if values.get("format") != FORMAT:
+        raise ArtifactError(
+            f"{str(path)!r} has format {values.get('format')!r}; this version of rayembed reads "
+            f"{FORMAT}"
+        )
+    try:
+        proof = _proof_of(values, _arrays(path.with_name(VECTORS_FILE)))
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ArtifactError(
+            f"the proof in {str(path.parent)!r} is damaged ({type(error).__name__}: {error}); copy "
+            "the model's folder again"
+        ) from error
+    weights = weights_fingerprint(folder)
+    if proof.weights != weights:
+        raise ArtifactError(
+            f"the proof in {str(path.parent)!r} is of the weights {proof.weights}, but the folder "
+            f"has {weights}: weights, tokenizer or settings were changed since it was written. "
+            "Copy the whole folder again, or remove its folder proof and register it, which writes "
+            "a new one"
+        )
+    return proof
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    import safetensors
+    import safetensors.numpy
+
+    try:
+        found: dict[str, np.ndarray] = safetensors.numpy.load_file(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ArtifactError(f"cannot read the proof's vectors {str(path)!r}: {error}") from error
+    return found
+
+
+def _proof_of(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Proof:
+    texts = tuple(ProofText(**text) for text in values["texts"])
+    right = arrays["right"]
+    width = values["dimensions"][0]
+    if right.shape != (len(texts), width) or not np.isfinite(right).all():
+        raise ValueError(f"{len(texts)} texts and vectors of shape {right.shape}")
+    mistakes = []
+    for one in values["mistakes"]:
+        vectors = arrays[_key(one["name"])].astype(np.float32)
+        places = tuple(map(int, one["texts"]))
+        if len(vectors) != len(places) or not set(places) <= set(range(len(texts))):
+            raise ValueError(f"mistake {one['name']!r}: {len(vectors)} vectors of texts {places}")
+        mistakes.append(Mistake(one["name"], one["what"], one["advice"], places, vectors))
+    return Proof(
+        weights=values["weights"],
+        dimensions=tuple(values["dimensions"]),
+        dtype=values["dtype"],
+        lengths=dict(values["lengths"]),
+        texts=texts,
+        vectors=right,
+        tolerance=dict(values["tolerance"]),
+        mistakes=tuple(mistakes),
+    )
+
+
+def _key(name: str) -> str:
+    return f"mistake.{name}"

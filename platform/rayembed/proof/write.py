@@ -1,0 +1,114 @@
+"""Writing of a model folder's proof, from the model as it is loaded from that folder."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from rayembed.config.table import NamedTable
+from rayembed.errors import ArtifactError
+from rayembed.models.contract import EmbeddingModel
+from rayembed.models.loading.files import weights_fingerprint
+from rayembed.models.loading.load import load_model
+from rayembed.models.loading.saved_prompts import saved_instructions
+from rayembed.models.passes.encoding import encode_tokens
+from rayembed.models.transformer_model import TransformerModel
+from rayembed.proof.check import LENGTH_ERROR, cosines
+from rayembed.proof.proof import Mistake, NumberType, Proof, ProofText, read_proof
+from rayembed.proof.texts import proof_texts, tokens_of
+
+TOLERANCE: Mapping[NumberType, float] = {"float32": 0.9999, "bfloat16": 0.999, "int8": 0.95}
+"""Lowest cosines where rounding was not tried on the model."""
+_ROUNDED: tuple[NumberType, ...] = ("bfloat16", "int8")
+_MARGIN = 3.0
+"""Distance from cosine 1 that is allowed, in those of the model's own rounded vectors: other texts,
+and servers that round at other places."""
+
+
+@dataclass(frozen=True)
+class MistakeMaker:
+    """Entry of the table of mistakes."""
+
+    make: Callable[[EmbeddingModel, Sequence[ProofText], np.ndarray], Iterable[Mistake]]
+    """Function from a loaded model, the proof's texts and their right vectors to the mistakes that
+    the model can be served with. Those named `bfloat16` and `int8` set the tolerances."""
+
+
+MISTAKES = NamedTable("rayembed.proof_mistakes", MistakeMaker, "maker of mistakes", {})
+"""Makers of mistakes, all by entry points; without one a proof has right vectors alone."""
+
+
+def write_proof(folder: Path) -> Proof:
+    """Write the proof of a model's folder, unless it has one of these weights; return it.
+
+    The model is loaded in float32 on the CPU; a graph has its own number type.
+
+    Raises:
+        ArtifactError: no model that can be loaded, or one without finite vectors.
+        ConfigError: the folder is of a format that nothing here reads.
+    """
+    try:
+        if (known := read_proof(folder)) is not None:
+            return known
+    except ArtifactError:
+        pass  # damaged, or of the weights that were here before
+    model = load_model(folder, dtype="float32")
+    proof = prove(model, saved_instructions(folder, model.config))
+    proof = replace(proof, weights=weights_fingerprint(folder))
+    proof.write(folder)
+    return proof
+
+
+def prove(model: TransformerModel, instructions: Mapping[str, str]) -> Proof:
+    """Make the proof of a loaded model, without the fingerprint of its weights.
+
+    Args:
+        instructions: task definitions by name.
+
+    Raises:
+        ArtifactError: a vector is not of unit length, or there is no text that the model takes.
+    """
+    texts = proof_texts(model, instructions)
+    if not texts:
+        raise ArtifactError("no proof can be written: the tokenizer refuses each of its texts")
+    right = encode_tokens(model, tokens_of(model, texts))
+    _, lengths = cosines(right, right)
+    if not (np.abs(lengths - 1) <= LENGTH_ERROR).all():
+        bad = texts[int(np.argmin(np.abs(lengths - 1) <= LENGTH_ERROR))]
+        raise ArtifactError(
+            f"no proof can be written: the vector of {bad.text[:40]!r} is not of length 1"
+        )
+    makers = MISTAKES.members().values()
+    mistakes = [mistake for maker in makers for mistake in maker.make(model, texts, right)]
+    return Proof(
+        weights="",
+        dimensions=tuple(model.dimensions),
+        dtype=cast(NumberType, model.number_type),
+        lengths=dict(model.tokenizer.max_lengths),
+        texts=tuple(texts),
+        vectors=right,
+        tolerance=tolerances(right, mistakes),
+        mistakes=tuple(one for one in mistakes if _differs(one, right)),
+    )
+
+
+def tolerances(right: np.ndarray, mistakes: Iterable[Mistake]) -> dict[NumberType, float]:
+    """Lowest cosine that counts as the same, by number type."""
+    made = dict(TOLERANCE)
+    for mistake in mistakes:
+        for kind in _ROUNDED:
+            if mistake.name == kind:
+                found, _ = cosines(mistake.vectors, right[list(mistake.texts)])
+                loss = _MARGIN * (1 - float(found.min()))
+                made[kind] = round(min(TOLERANCE["float32"], 1 - loss), 6)
+    return made
+
+
+def _differs(mistake: Mistake, right: np.ndarray) -> bool:
+    """Whether a mistake changes any vector by more than rounding."""
+    found, lengths = cosines(mistake.vectors, right[list(mistake.texts)])
+    finite = np.isfinite(mistake.vectors.astype(np.float16)).all()
+    apart = np.abs(lengths - 1).max() > LENGTH_ERROR or found.min() < TOLERANCE["float32"]
+    return bool(finite and apart)

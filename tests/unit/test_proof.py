@@ -1,0 +1,167 @@
+"""The proof of a model folder: its texts and vectors, and what reading refuses."""
+
+import json
+from dataclasses import replace
+
+import architecture_contract as contract
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from tiny_folders import tiny_parts, tiny_settings
+
+from rayembed.config.model import ARCHITECTURES
+from rayembed.errors import ArtifactError
+from rayembed.models.loading.build import build_model
+from rayembed.models.loading.files import count_parameters, weights_fingerprint
+from rayembed.models.loading.load import load_model
+from rayembed.models.passes.encoding import encode
+from rayembed.models.sentence_module import as_sentence_transformer
+from rayembed.proof.check import check
+from rayembed.proof.proof import read_proof
+from rayembed.proof.write import write_proof
+
+KINDS = list(ARCHITECTURES.classes())
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Saved models with proofs, by kind."""
+    home = tmp_path_factory.mktemp("proofs")
+    for kind in KINDS:
+        parts = tiny_parts(kind, home / f"{kind}-parts")
+        model = contract.moved(build_model(tiny_settings(kind), parts, seed=1))
+        contract.of_corpus(model).save(home / kind, instructions={"Questions": "Find answers"})
+        write_proof(home / kind)
+    return home
+
+
+def by_rayembed(folder):
+    model = load_model(folder)
+
+    def embed(texts):
+        return np.stack(
+            [encode(model, x.text, role=x.role, instruction=x.instruction) for x in texts]
+        )
+
+    return embed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_folder_gives_the_right_vectors_however_it_is_loaded(kind, folders):
+    folder = folders / kind
+    proof = read_proof(folder)
+    assert check(proof, by_rayembed(folder)).same
+    loaded = as_sentence_transformer(folder, device="cpu")
+
+    def embed(texts):
+        encoders = {"query": loaded.encode_query, "document": loaded.encode_document}
+        return np.stack([encoders[x.role](x.text, prompt=x.prompt) for x in texts])
+
+    assert check(proof, embed).same
+    assert proof.dtype == "float32"
+    assert len(proof.texts) <= 64
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_have_every_role_instruction_and_length(kind, folders):
+    folder = folders / kind
+    proof = read_proof(folder)
+    tokenizer = load_model(folder).tokenizer
+    about = {text.about for text in proof.texts}
+    for role in ("query", "document"):
+        of_role = {text.about for text in proof.texts if text.role == role}
+        assert of_role >= {"CJK", "combining marks (NFD)", "digits after the prompt", "near-empty"}
+        for name, extra in (("limit - 1", -1), ("limit", 0), ("limit + 1", 1)):
+            (text,) = (t for t in proof.texts if t.about == f"{role} of {name} tokens")
+            limit = tokenizer.max_lengths[role]
+            (cut,) = tokenizer.with_prompts([text.text], [text.prompt], role)
+            assert len(cut["input_ids"]) == min(limit, limit + extra)
+            tokenizer.max_lengths = {**tokenizer.max_lengths, role: limit + 10}
+            (whole,) = tokenizer.with_prompts([text.text], [text.prompt], role)
+            assert len(whole["input_ids"]) == limit + extra
+            tokenizer.max_lengths = {**tokenizer.max_lengths, role: limit}
+    assert "instruction Questions: digits after the prompt" in about
+    told = [text for text in proof.texts if (text.instruction or "").strip() == "Find answers"]
+    assert told
+    assert all("Find answers" in text.prompt for text in told)
+
+
+def test_other_vectors_are_not_the_same(folders):
+    proof = read_proof(folders / "biencoder")
+    vectors = proof.vectors.copy()
+    assert check(proof, lambda texts: vectors).same
+    assert check(proof, lambda texts: 2 * vectors).wrong == tuple(range(len(vectors)))
+    vectors[3] = vectors[4]
+    assert check(proof, lambda texts: vectors).wrong == (3,)
+    vectors[3] = np.nan
+    assert check(proof, lambda texts: vectors).wrong == (3,)
+    assert not check(proof, lambda texts: proof.vectors[:, :8]).same
+    with pytest.raises(ValueError, match="texts"):
+        check(proof, lambda texts: proof.vectors[1:])
+
+
+def test_the_number_type_sets_the_tolerance(folders):
+    proof = replace(read_proof(folders / "biencoder"), tolerance={"float32": 0.9999, "int8": 0.9})
+    noise = np.random.default_rng(0).standard_normal(proof.vectors.shape)
+    near = proof.vectors + 0.05 * noise / np.sqrt(noise.shape[1])
+    near /= np.linalg.norm(near, axis=1, keepdims=True)
+    assert not check(proof, lambda texts: near).same
+    assert check(proof, lambda texts: near, "int8").same
+
+
+def copied(folder, target):
+    import shutil
+
+    return shutil.copytree(folder, target)
+
+
+def test_a_proof_changes_no_identity_of_the_folder(folders, tmp_path):
+    import shutil
+
+    folder = copied(folders / "biencoder", tmp_path / "model")
+    before = weights_fingerprint(folder), count_parameters(folder)
+    shutil.rmtree(folder / "proof")
+    assert (weights_fingerprint(folder), count_parameters(folder)) == before
+    assert read_proof(folder) is None
+    SentenceTransformer(str(folder), device="cpu")
+
+
+def test_a_proof_of_other_weights_is_refused_and_written_again(folders, tmp_path):
+    folder = copied(folders / "biencoder", tmp_path / "model")
+    first = write_proof(folder)
+    path = folder / "proof" / "proof.json"
+    written = path.stat().st_mtime_ns
+    assert write_proof(folder).weights == first.weights
+    assert path.stat().st_mtime_ns == written  # one of these weights stays
+    model = load_model(folder)
+    model.save(tmp_path / "other")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"changed": 1}))
+    with pytest.raises(ArtifactError, match=f"of the weights {first.weights}, but the folder has"):
+        read_proof(folder)
+    assert write_proof(folder).weights != first.weights
+    assert read_proof(folder) is not None
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda p: (p / "vectors.safetensors").unlink(), "cannot read the proof's vectors"),
+        (lambda p: (p / "vectors.safetensors").write_bytes(b"x" * 40), "cannot read the proof's"),
+        (lambda p: (p / "proof.json").write_text("{"), "cannot read"),
+        (lambda p: rewritten(p, format=2), "has format 2; this version of rayembed reads 1"),
+        (lambda p: rewritten(p, texts=[]), "is damaged"),
+        (lambda p: rewritten(p, dimensions=[]), "is damaged"),
+        (lambda p: rewritten(p, tolerance=None), "is damaged"),
+    ],
+)
+def test_a_damaged_proof_is_refused(damage, said, folders, tmp_path):
+    folder = copied(folders / "biencoder", tmp_path / "model")
+    damage(folder / "proof")
+    with pytest.raises(ArtifactError, match=said):
+        read_proof(folder)
+
+
+def rewritten(place, **changes):
+    values = json.loads((place / "proof.json").read_text())
+    (place / "proof.json").write_text(json.dumps(values | changes))
