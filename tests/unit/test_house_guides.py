@@ -5,16 +5,19 @@ import re
 import runpy
 import shlex
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
-from cluster_files import CLUSTER, FILLED, ROOT, documents, readme_commands
+from cluster_files import CLUSTER, FILLED, ROOT, documents, fenced, readme_commands
 
+from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
 from rayembed.jobs.table import JOBS
 from rayembed.pipeline.job import Job
 from rayembed.pipeline.run.training_job import training_job
+from rayembed_extras.adaptation.settings import CorpusConfig
 
 OWN_TESTS = {  # whose kinds are only there after their changes
     ROOT / "docs" / "own_architecture.md",
@@ -35,11 +38,14 @@ def test_guides_of_hosts_say_how_nccl_gets_the_right_interface(guide):
 
 def jobs_of(path):
     """(script, arguments) of each job that a guide's commands start."""
-    for line in readme_commands(path):
-        found = re.search(r"(?:jobs/|^rayembed (?=[a-z]))([\w/-]+)(?:\.py)? (.*)", line)
+    for command in readme_commands(path):
+        alone = command.startswith("--set ")
+        line = f"rayembed train --pairs pairs.jsonl {command}" if alone else command
+        found = re.search(r"(?:jobs/|^rayembed (?=[a-z]))([\w/-]+)(?:\.py)?(?: (.*)|$)", line)
         sbatch = re.search(r"^sbatch .*train\.sbatch (.*)", line)
         if found:
-            words = shlex.split(found[2].partition(" > ")[0].partition(" # ")[0], comments=True)
+            words = (found[2] or "").partition(" > ")[0].partition(" # ")[0]
+            words = shlex.split(words, comments=True)
             yield found[1], [_filled(word) for word in words]
         elif sbatch:
             yield "train_nvembed", [_filled(word) for word in shlex.split(sbatch[1])]
@@ -129,6 +135,44 @@ def test_files_that_a_guide_names_are_there(guide):
     missing = {n for n in named if not (ROOT / n).is_file()}
     missing |= {link for link in links if not (guide.parent / link).exists()}
     assert missing == set()
+
+
+def test_targets_of_make_and_extras_in_guides_are_there():
+    """A command that no test starts names at least what there is."""
+    makefile, project = (ROOT / "Makefile").read_text(), (ROOT / "pyproject.toml").read_text()
+    targets = set(re.findall(r"^([a-z][\w-]*):", makefile, re.MULTILINE))
+    extras = set(tomllib.loads(project)["project"]["optional-dependencies"])
+    pages = {*GUIDES, *OWN_TESTS, ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"}
+    commands = [line.partition(" #")[0] for page in pages for line in readme_commands(page)]
+    text = "\n".join(commands)
+    made = set(re.findall(r"^make ([a-z][\w-]*)", text, re.MULTILINE))
+    assert {"quickstart", "docs", "papers"} <= made <= targets
+    installed = re.findall(r"(?:rayembed|\.)\[([\w,-]+)\]", text)
+    assert {"serving", "compress"} <= set(",".join(installed).split(",")) <= extras
+
+
+YAML = [
+    pytest.param(text, id=guide.stem)
+    for guide in GUIDES
+    for language, text in fenced(guide)
+    if language == "yaml"
+]
+
+
+@pytest.mark.parametrize("text", YAML)
+def test_a_job_reads_the_yaml_of_a_guide(read, text, tmp_path):
+    """A whole file, or the settings of one job's texts."""
+    values = yaml.safe_load(text)
+    if set(values) == {"corpus"}:
+        assert parse(CorpusConfig, values["corpus"])
+        return
+    file = tmp_path / "given.yaml"
+    file.write_text(text)
+    if "runs" in values:
+        assert read("sweep", ["--sweep", str(file)]).sweep.name == values["name"]
+    else:
+        asked = read("train" if "model" in values else "prepare", ["--recipe", str(file)])
+        assert getattr(asked, "run", asked).name == values["name"]
 
 
 def test_the_runtime_environment_is_one_that_ray_takes():
