@@ -1,1 +1,3 @@
-"""Records, sources, converters, mining, the batch plan and its stream."""
+"""Training data: records, sources and their conversion, hard-negative mining, batch plans and the
+stream of batches.
+"""

@@ -1,4 +1,5 @@
-"""Audit page of each finished folder, for judging it by eye: counts, plots, examples.
+"""Write an HTML page into each finished folder of records, for judging the data by eye: counts,
+plots, examples.
 
 All contents come from the manifest and the first part: a step shows a number, a table or examples
 by putting them into its manifest.
@@ -79,7 +80,7 @@ def audit_page(
     records: Sequence[Record],
     pictures: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """The page as self-contained HTML; texts from the data are escaped.
+    """Render the audit page as self-contained HTML, with texts from the data escaped.
 
     Args:
         records: of which some evenly spaced ones are shown, and all counted for lengths.
@@ -109,7 +110,9 @@ def audit_page(
 
 
 def _tables(more: Mapping[str, Any], rows: int) -> dict[str, list[tuple[str, str]]]:
-    """Tables for a page: single numbers in one, and one for each mapping to single values."""
+    """Make the page's tables: one of all single numbers, and one for each manifest entry that maps
+    names to numbers.
+    """
     single = [
         (_words(key), _number(value) + _share_of(value, rows if key in _OF_ROWS else 0))
         for key, value in more.items()
@@ -138,7 +141,7 @@ def _png(content: bytes) -> str:
 
 
 def _pictures(histograms: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Score histograms of each teacher; counts in equal bins over [-1, 1].
+    """Plot the score histograms of each teacher, given counts in equal bins over [-1, 1].
 
     Values are PNG files in base64.
     """

@@ -1,5 +1,5 @@
-"""Resolution of a run's settings, and lengths in epochs: steps by an estimate of the records, and
-by their number once it is known.
+"""Resolve a requested run into complete settings, and convert lengths in epochs into steps, first
+by an estimated and then by the counted number of records.
 """
 
 import logging
@@ -41,8 +41,8 @@ def expected_records(dataset: DatasetConfig, root: str) -> int | None:
 
 
 def resolve(run: Run, expected: ExpectedRecords = expected_records) -> Run:
-    """Resolve the settings of a requested run into those that are executed; a resolved run stays as
-    it is.
+    """Complete the settings of a requested run; a run that is resolved already stays as it
+    is.
 
     1. Names of benchmarks become own sets.
     2. Stages with `epochs` get an estimate of their steps.
@@ -72,7 +72,9 @@ def with_expected_steps(run: Run, expected: ExpectedRecords = expected_records) 
 
 
 def estimated_steps(run: Run, expected: ExpectedRecords) -> dict[str, int]:
-    """Stage with `epochs` → its steps, where its records can be estimated."""
+    """Estimate the steps of each stage that has `epochs`; a stage is left out if its records cannot
+    be estimated.
+    """
     datasets = {dataset.name: dataset for dataset in run.data.datasets}
     known: dict[str, int | None] = {}
     found = {}
@@ -90,7 +92,8 @@ def estimated_steps(run: Run, expected: ExpectedRecords) -> dict[str, int]:
 
 
 def with_planned_steps(run: Run, plans: Mapping[str, str]) -> Run:
-    """Copy the run with the steps of its plans, which count the records of each stage.
+    """Copy the run with the number of steps of its finished plans, for stages that have
+    `epochs`.
 
     Args:
         plans: stage → folder of its plan.
@@ -116,8 +119,8 @@ def with_planned_steps(run: Run, plans: Mapping[str, str]) -> Run:
 
 
 def many_passes(stage: str, length: str, records: int, passes: float, about: str = "") -> list[str]:
-    """Warn about a stage that trains on its records many times; None if there is nothing to warn
-    of.
+    """Return a warning if a stage trains on its records more than `MANY_PASSES` times, else
+    nothing.
 
     Args:
         length: of the stage, in words.
@@ -133,7 +136,8 @@ def many_passes(stage: str, length: str, records: int, passes: float, about: str
 
 
 def _with_steps(run: Run, steps: Mapping[str, int]) -> Run:
-    """Copy the run with checked steps for its stages with `epochs`.
+    """Copy the run with the given steps of its stages that have `epochs`, and check that warm-up,
+    schedule and validation fit.
 
     Args:
         steps: of those of these stages of which they are known.

@@ -1,4 +1,4 @@
-"""Rows in a caller's memory, saved as a storage file that is named by its content."""
+"""Save rows from the caller's memory as a Parquet file that is named by its content."""
 
 import hashlib
 from bisect import bisect_left
@@ -24,8 +24,8 @@ _PLACE = "given"
 
 
 def rows_file(rows: Rows, storage: str) -> str:
-    """Path of the rows' files: files stay as they are, rows in memory become a Parquet file below
-    `storage`.
+    """Return the path of the rows: the given path itself, or a Parquet file below `storage` written
+    from rows in memory.
 
     Columns keep their names; of tuples they are `query`, `positive` and `negatives`, or
     `sentence1`, `sentence2` and `score`. Equal rows are one file.
@@ -144,7 +144,7 @@ def _of_dicts(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def _column(name: str, cells: Any, rows: int, convert: Callable[[int, int], pa.Array]) -> pa.Array:
-    """Convert cells to an Arrow array.
+    """Convert the cells of one column to an Arrow array.
 
     Args:
         cells: gives the cell of a row.
@@ -189,7 +189,9 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _check_lists(table: pa.Table) -> None:
-    """Raise where lists of negatives are texts, as pandas reads them from a CSV."""
+    """Raise if a list of negatives is a text such as "['a', 'b']", as pandas reads it from a CSV
+    file.
+    """
     cells = table["negatives"].to_pylist() if "negatives" in table.column_names else []
     for number, text in enumerate(cells):
         _check_is_no_list(text, number)

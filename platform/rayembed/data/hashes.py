@@ -20,17 +20,17 @@ def text_hash(text: str) -> int:
 
 
 def label_hash(label: str | None) -> int:
-    """Hash of a class or a language; `NO_HASH` for none."""
+    """64-bit hash of a class or language name; `NO_HASH` if there is no name."""
     return NO_HASH if label is None else text_hash(label)
 
 
 def seeded_hash(seed: int, purpose: str, text: str) -> int:
-    """64-bit hash of the three arguments, the same on every machine."""
+    """64-bit hash of a seed, a purpose and a text, the same on every machine."""
     return xxhash.xxh3_64_intdigest(f"{seed}\0{purpose}\0{text}".encode())
 
 
 def seeded_keys(hashes: np.ndarray, seed: int, purpose: str) -> np.ndarray:
-    """Random sort keys of rows: (n,) uint64 from their hashes, a seed and a purpose.
+    """(n,) uint64 pseudo-random sort keys of rows, from their hashes, a seed and a purpose.
 
     A row's key depends on its hash, the seed and the purpose, and not on the other rows. Different
     hashes have different keys.
@@ -45,7 +45,7 @@ def seeded_keys(hashes: np.ndarray, seed: int, purpose: str) -> np.ndarray:
 
 
 def nth_smallest(keys: Callable[[], Iterable[np.ndarray]], n: int) -> int:
-    """The n-th smallest (from 1) of keys such as `seeded_keys`, in bounded memory.
+    """Find the n-th smallest key, counted from 1, without holding all keys in memory.
 
     Args:
         keys: gives (some,) uint64 keys after each other; called twice.
@@ -64,7 +64,7 @@ def nth_smallest(keys: Callable[[], Iterable[np.ndarray]], n: int) -> int:
 
 
 def mixed(values: np.ndarray) -> np.ndarray:
-    """SplitMix64's finalizer, a bijection on 64 bits: int64 or uint64 values become uint64.
+    """Scramble 64-bit integers by the finalizer of SplitMix64, a bijection; returns uint64.
 
     One changed input bit changes half of the output bits, so that sorting by the output is a
     shuffle.

@@ -31,8 +31,8 @@ _WORD = re.compile(
 
 
 def normalised(text: str) -> str:
-    """Text form in which words are compared: case, width, ligatures, exponents and white space
-    folded.
+    """Return the form of a text in which words are compared: case, width, ligatures, exponents and
+    white space are folded.
 
     Use it for similarity; `same_text_form` decides whether two texts are one.
     """
@@ -40,7 +40,8 @@ def normalised(text: str) -> str:
 
 
 def same_text_form(text: str) -> str:
-    """Text with case, width, white space and composed letters folded; equal for equal texts.
+    """Return a form of the text that is equal for equal texts: case, width, white space and
+    composed letters are folded.
 
     An exponent, an index or a circled digit has a meaning of its own: x² is not x2.
     """
@@ -49,7 +50,7 @@ def same_text_form(text: str) -> str:
 
 
 def normalised_hash(text: str) -> int:
-    """Hash of `same_text_form`: equal for texts that are no negatives of each other.
+    """Hash of `same_text_form`: texts with equal hashes are never negatives of each other.
 
     A positive in another case or with other white space is still the answer, also to a tokenizer
     that reads it otherwise.
@@ -58,7 +59,7 @@ def normalised_hash(text: str) -> int:
 
 
 def without_copies(texts: Sequence[str], of: Sequence[str]) -> list[str]:
-    """Drop texts that duplicate one of the others by `same_text_form`."""
+    """Drop the texts that equal one of the texts in `of`, compared by `same_text_form`."""
     if not texts:
         return []
     others = set(map(same_text_form, of))
@@ -66,7 +67,9 @@ def without_copies(texts: Sequence[str], of: Sequence[str]) -> list[str]:
 
 
 def words(text: str) -> list[str]:
-    """Words of the normalised text without punctuation; a text of punctuation only is one word."""
+    """Split the normalised text into words without punctuation; a text of punctuation only is one
+    word.
+    """
     whole = normalised(text)
     return _WORD.findall(whole) or [whole]
 

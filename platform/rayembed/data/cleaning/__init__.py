@@ -1,1 +1,1 @@
-"""Cleaning of converted rows: duplicates and benchmark texts are removed."""
+"""Cleaning of converted rows: removes duplicates and texts of benchmarks."""

@@ -1,4 +1,4 @@
-"""Matching against evaluation texts: equal texts, and texts that share most of their BM25 weight.
+"""Find texts that equal an evaluation text or share most of its BM25 weight.
 
 Let w(x, e) be the BM25 weight that the word x has in the evaluation text e, and |·| the number of
 distinct words. The similarity of a training text t to e is
@@ -42,7 +42,7 @@ _PAIRS_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True)
 class Match:
-    """Evaluation text that a training text matches."""
+    """The evaluation text that a training text matches, by its index, and their similarity."""
 
     place: int
     similarity: float
@@ -50,7 +50,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Arrays:
-    """Sparse arrays (CSR) of N evaluation texts over V distinct words."""
+    """BM25 weights of N evaluation texts over V distinct words, as sparse arrays (CSR)."""
 
     text_hash: np.ndarray
     """(N,) int64 of the normalised texts."""
@@ -67,7 +67,7 @@ class Arrays:
 
 
 class EvaluationIndex:
-    """Index that finds the evaluation text most similar to a text.
+    """Index of evaluation texts that finds the one most similar to a training text.
 
     Args:
         texts: columns `text` and `source`, N rows.
@@ -83,7 +83,9 @@ class EvaluationIndex:
             self._telling = telling_words(self._weights, max_similarity)
 
     def match(self, texts: Sequence[str]) -> list[Match | None]:
-        """Best match of each text: an equal evaluation text, else the most similar one."""
+        """Return for each text an equal evaluation text, else the most similar one above
+        `max_similarity`, else None.
+        """
         found = self._equal(texts)
         if self.max_similarity is not None:
             rest = [i for i, match in enumerate(found) if match is None]
@@ -106,7 +108,9 @@ class EvaluationIndex:
         ]
 
     def _similar(self, texts: Sequence[str], above: float) -> Iterator[tuple[int, Match]]:
-        """Index of each text that matches an evaluation text, and its best match."""
+        """Yield the index of each text that is similar to an evaluation text, with its best
+        match.
+        """
         queries, lengths = self._queries(texts)
         # Pairs that share a telling word; no other pair can be similar enough.
         pairs = (queries @ self._telling).tocoo()
@@ -129,7 +133,9 @@ class EvaluationIndex:
             yield row, Match(place, value)
 
     def _queries(self, texts: Sequence[str]) -> tuple[csr_array, np.ndarray]:
-        """(texts, V) word indicators, and the number of distinct words of each text."""
+        """(texts, V) sparse 0/1 matrix of the words in each text, and the number of distinct words
+        of each text.
+        """
         split = [list(dict.fromkeys(words(text))) for text in texts]
         lengths = np.array([len(found) for found in split])
         hashes = np.array([text_hash(word) for found in split for word in found], dtype=np.int64)
@@ -143,8 +149,8 @@ class EvaluationIndex:
 
 
 def telling_words(weights: csr_array, max_similarity: float) -> csr_array:
-    """(V, N) indicators of each evaluation text's heaviest words; every similar text shares at
-    least one of them.
+    """(V, N) sparse 0/1 matrix of each evaluation text's heaviest words; a text that is similar
+    enough contains at least one of them.
 
     These are the fewest words whose shares sum to 1 - `max_similarity` (the prefix filter of
     similarity joins): a text without any of them shares at most the rest. They are rare words, so
@@ -163,7 +169,7 @@ def telling_words(weights: csr_array, max_similarity: float) -> csr_array:
 
 
 def build_arrays(texts: Iterable[str]) -> Arrays:
-    """Build the arrays of an index from texts."""
+    """Compute the arrays of an index from its evaluation texts."""
     hashes, counts, ids = [], [], []
     vocabulary: dict[int, int] = {}
     for text in texts:
@@ -197,7 +203,7 @@ def build_arrays(texts: Iterable[str]) -> Arrays:
 
 
 def write_index(folder: str, sources: Iterable[tuple[str, Iterable[str]]]) -> None:
-    """Write the index of the named sources' texts; an existing one is kept.
+    """Write the index of all sources' texts into a folder; an existing index is kept.
 
     A text of several sources is assigned to the first.
     """

@@ -1,4 +1,4 @@
-"""Cleaning of converted rows: exact duplicates and benchmark texts are removed.
+"""Cleaning of converted rows: removes exact duplicates and texts of benchmarks.
 
 Other packages add removals (`CLEANERS`), which are done between these two.
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CleanedRows:
-    """Rows of a data set after cleaning."""
+    """Parts of a data set after cleaning, with the counts and examples of removed rows."""
 
     parts: list[list[Any]]
     """Name and row count of each part, in order."""
@@ -57,7 +57,7 @@ class CleanedRows:
 def clean(
     context: PipelineContext, dataset: DatasetConfig, writer: ArtifactWriter, parts: Sequence[Part]
 ) -> CleanedRows:
-    """Remove duplicates and benchmark texts; parts that lose rows are rewritten.
+    """Remove duplicates and benchmark texts, and rewrite the parts that lose rows.
 
     All that goes but exact duplicates is listed in the folder `removed`. A bit and a byte of each
     row are in memory here, and the rows that go; hashes are in a file.

@@ -1,4 +1,4 @@
-"""Texts excluded from training: those of mteb tasks, benchmarks or files.
+"""Texts to exclude from training: the texts of mteb tasks, of benchmarks or of files.
 
 Of retrieval and reranking tasks these are the queries. Their documents are not: corpora such as
 Wikipedia or MS MARCO are trained on by everyone, knowing a document is not knowing which query it
@@ -36,7 +36,9 @@ _COLUMN = "text"
 
 @dataclass(frozen=True)
 class TextSource:
-    """Task or file with texts; located but not loaded."""
+    """An mteb task or a file whose texts are excluded from training; located, but not yet
+    loaded.
+    """
 
     name: str
     """Name of the mteb task, or file name without its folder."""
@@ -49,7 +51,7 @@ class TextSource:
 
 
 def find_sources(names: Sequence[str], root: str) -> list[TextSource]:
-    """Locate the named tasks, tasks of benchmarks and files, each once.
+    """Locate the named mteb tasks, benchmarks' tasks and files; each is listed once.
 
     Args:
         root: where relative paths start.
@@ -74,7 +76,7 @@ def find_sources(names: Sequence[str], root: str) -> list[TextSource]:
 
 
 def read_texts(source: TextSource) -> Iterator[str]:
-    """Read the texts of a source; for a task, those of its evaluation splits.
+    """Read the texts of a file, or of a task's evaluation splits.
 
     Raises:
         AssetError: the task's data cannot be loaded.
@@ -119,14 +121,16 @@ def load_data(task: Any) -> None:
 
 
 def loading_errors() -> tuple[type[Exception], ...]:
-    """Errors that `load_data` can raise."""
+    """Return the exception classes that `load_data` can raise."""
     import httpx
 
     return (OSError, ValueError, KeyError, httpx.HTTPError)
 
 
 def _tasks(name: str) -> list[Any]:
-    """The mteb tasks of a task or benchmark name; aggregates are expanded to their members."""
+    """Return the mteb task of this name, or all tasks of the benchmark of this name; aggregate
+    tasks are replaced by their members.
+    """
     import mteb
 
     try:
@@ -145,7 +149,7 @@ def _tasks(name: str) -> list[Any]:
 
 
 def _texts_of_task(task: Any) -> Iterator[str]:
-    """Texts of a loaded task; none if it has only images or sound."""
+    """Yield the evaluation texts of a loaded task; none if it has only images or sound."""
     from mteb.abstasks.retrieval import AbsTaskRetrieval
 
     if isinstance(task, AbsTaskRetrieval):
@@ -169,7 +173,9 @@ def _texts_of_task(task: Any) -> Iterator[str]:
 
 
 def _splits(task: Any) -> Iterator[Any]:
-    """Evaluation splits of all subsets, at any nesting level of the task's data."""
+    """Yield the evaluation splits of all subsets, whether the task's data nests splits below
+    subsets or not.
+    """
     for subset in task.hf_subsets or list(task.dataset):
         # A task of one subset, or one whose subsets are columns, has its splits at the top.
         here = task.dataset.get(subset, task.dataset)
@@ -179,7 +185,7 @@ def _splits(task: Any) -> Iterator[Any]:
 
 
 def _flat(values: Any) -> Iterator[str]:
-    """All texts in a column, whose cells may be lists of texts or conversation turns."""
+    """Yield all texts in a column, whose cells may be lists of texts or conversation turns."""
     if isinstance(values, str):
         yield values
     elif isinstance(values, dict):
@@ -232,7 +238,7 @@ _FILTER_BITS_PER_GRAM = 16
 
 @dataclass(frozen=True)
 class Grams:
-    """N-grams of E benchmark texts, each once."""
+    """Hashes of the distinct n-grams of E benchmark texts."""
 
     hashes: np.ndarray
     """(G,) uint64, ascending."""
@@ -243,7 +249,7 @@ class Grams:
 
 
 def grams_of(texts: Sequence[str], settings: Containment) -> Grams:
-    """Select the n-grams by which benchmark texts are recognised."""
+    """Collect the n-grams by which benchmark texts are recognised within longer texts."""
     found, places, lengths = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], set[int]()
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
         hashes, counts = _hashed(texts[start : start + _TEXTS_AT_ONCE])
@@ -259,7 +265,7 @@ def grams_of(texts: Sequence[str], settings: Containment) -> Grams:
 
 
 def write_grams(folder: str, texts: Sequence[str], settings: Containment) -> None:
-    """Write the n-grams of benchmark texts."""
+    """Write the n-grams of benchmark texts into a file of the folder."""
     grams = grams_of(texts, settings)
     save_arrays(
         _path(folder),
@@ -285,7 +291,7 @@ def _path(folder: str) -> str:
 
 
 class GramIndex:
-    """Finds the benchmark text that each text contains."""
+    """Index of n-grams that finds the benchmark text contained in a training text."""
 
     def __init__(self, grams: Grams) -> None:
         self.grams = grams
@@ -296,7 +302,9 @@ class GramIndex:
         np.bitwise_or.at(self._filter, slot >> np.uint64(3), _bit(slot))
 
     def find(self, texts: Sequence[str]) -> np.ndarray:
-        """(texts,) int64 index of the first benchmark text within each; -1 for none."""
+        """(texts,) int64 index of the first benchmark text that each text contains; -1 if it
+        contains none.
+        """
         if not len(self.grams.hashes):
             return np.full(len(texts), -1, dtype=np.int64)
         slices = range(0, len(texts), _TEXTS_AT_ONCE)
@@ -320,7 +328,7 @@ class GramIndex:
 
 
 def share_contained(text: str, benchmark_text: str, settings: Containment) -> float:
-    """Share of a benchmark text's distinct n-grams that a text contains."""
+    """Return the share of a benchmark text's distinct n-grams that a training text contains."""
     wanted = grams_of([benchmark_text], settings)
     hashes, counts = _hashed([text])
     found = [grams for _, grams, _ in windows(hashes, counts, wanted.lengths)]
@@ -330,7 +338,9 @@ def share_contained(text: str, benchmark_text: str, settings: Containment) -> fl
 
 
 def _hashed(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Hash words as `hashed_words` does, after removal of invisible characters within words."""
+    """Hash the words of texts by `hashed_words`, after removing invisible characters within
+    words.
+    """
     return hashed_words([text.translate(_INVISIBLE) for text in texts])
 
 
@@ -345,8 +355,8 @@ GRAM_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 def grams_of_lengths(
     hashes: np.ndarray, counts: np.ndarray, wanted: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes of each text's n-grams of the given lengths, and the index of the text that each is
-    from.
+    """Hash the n-grams of each text, n being chosen text by text; return the hashes and the text
+    index of each.
 
     Args:
         hashes: (words,) uint64 of all texts' words.
@@ -363,7 +373,7 @@ def grams_of_lengths(
 
 
 def hashed_words(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Hash of each word, text after text, and the number of words of each text.
+    """Hash every word of the texts in order, and count the words of each text.
 
     Returns:
         (words,) uint64 and (texts,) int64.
@@ -379,7 +389,8 @@ def hashed_words(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 def windows(
     hashes: np.ndarray, counts: np.ndarray, lengths: Sequence[int]
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Hashes of all n-grams within a text, and the index of the text, for each length.
+    """Yield for each length n the hashes of all n-grams that lie within one text, and the index of
+    that text.
 
     Args:
         hashes: (words,) uint64 of all texts' words.

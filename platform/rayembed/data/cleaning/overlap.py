@@ -1,4 +1,4 @@
-"""Removal of benchmark texts from converted rows and from documents that are mined from.
+"""Remove benchmark texts from converted rows and from the corpus of hard-negative mining.
 
 They are looked up in queries and positives, whose rows go, where settings say so in hard negatives,
 which go from their rows, in documents of a corpus of its own, and in what a source draws from.
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FoundOverlap:
-    """Rows and negatives to remove because benchmarks contain them."""
+    """Rows and hard negatives to remove because they are or contain benchmark texts."""
 
     rows: RemovedRows
     contained: int
@@ -59,7 +59,7 @@ class FoundOverlap:
 
 @dataclass(frozen=True)
 class FoundDocuments:
-    """Documents that are or contain a benchmark text, each text once."""
+    """Corpus documents that are or contain a benchmark text, each distinct text once."""
 
     hashes: np.ndarray
     """(m,) int64 hashes of their texts, ascending."""
@@ -70,7 +70,8 @@ class FoundDocuments:
 
 
 def overlap_identity(config: Overlap | None, root: str) -> list[list[str]]:
-    """Names and versions of all sources of evaluation texts; part of the cleaning's fingerprint.
+    """Return names and versions of all sources of evaluation texts, for the fingerprint of the
+    cleaned data.
 
     Empty if rows are not compared.
 
@@ -93,7 +94,8 @@ def find_overlap(
     keep: np.ndarray,
     execute: Execute,
 ) -> FoundOverlap:
-    """Find rows and negatives with evaluation texts, and list the rows.
+    """Find the rows and hard negatives to remove because of evaluation texts, and write a listing
+    of the rows.
 
     Args:
         folder: keeps the tasks' results and the listing.
@@ -131,7 +133,8 @@ def find_in_documents(
     parts: Sequence[Part],
     execute: Execute,
 ) -> FoundDocuments:
-    """Find and list the documents that are or contain an evaluation text.
+    """Find the corpus documents that are or contain an evaluation text, and write a listing of
+    them.
 
     Args:
         folder: keeps the listing.
@@ -160,7 +163,7 @@ def find_in_documents(
 
 
 def drop_overlap(working: str, name: str, config: Overlap, root: str, path: str) -> str:
-    """Copy a file without the rows whose text is or contains an evaluation text.
+    """Copy a Parquet file without the rows whose text is or contains an evaluation text.
 
     Args:
         working: keeps the index and the new file.
@@ -187,7 +190,9 @@ def drop_overlap(working: str, name: str, config: Overlap, root: str, path: str)
 
 
 def _write_texts(working: str, config: Overlap, root: str) -> str:
-    """Write the evaluation texts' index and n-grams unless they exist; return their folder."""
+    """Write the index and the n-grams of the evaluation texts unless they exist; return their
+    folder.
+    """
     index = join(working, "evaluation-texts")
     sources = find_sources(config.tasks, root)
     write_index(index, ((source.name, read_texts(source)) for source in sources))
@@ -198,8 +203,8 @@ def _write_texts(working: str, config: Overlap, root: str) -> str:
 
 @dataclass(frozen=True)
 class FindOverlap:
-    """Task: find the rows of a part whose query or a positive is or contains an evaluation text,
-    and such negatives of the other rows.
+    """Task: find the rows of a part to remove because of evaluation texts, and such hard negatives
+    in its other rows.
     """
 
     folder: str
@@ -207,8 +212,8 @@ class FindOverlap:
     config: Overlap
 
     def __call__(self, item: RowsOfPart) -> Result:
-        """Run the task; its result has `overlap` (ascending rows within the part), how many of them
-        are `contained`, `negatives` (row within the part and place) and `examples`.
+        """Return `overlap` (row numbers to remove, ascending), how many of these only `contained` a
+        benchmark text, `negatives` to remove (row, index) and `examples`.
         """
         index = _index(self.index, self.config)
         columns = ["id", "query", "positives", "origin"]
@@ -257,7 +262,7 @@ class FindInDocuments:
     config: Overlap
 
     def __call__(self, item: PartItem) -> Result:
-        """Run the task; its result has hashes of the texts `found`, by reason, and `examples`."""
+        """Return the hashes of the texts `found`, grouped by reason, and `examples` of them."""
         index = _index(self.index, self.config)
         texts = read_table(item.part.path, ["text"])["text"].to_pylist()
         found: dict[str, list[int]] = {OVERLAP: [], CONTAINED: []}
@@ -279,7 +284,9 @@ class _Index:
     settings: Overlap
 
     def best(self, rows: Sequence[Sequence[str]]) -> list[tuple[str, Match] | None]:
-        """Reason to remove each row, and the closest evaluation text of its texts."""
+        """Return for each row the reason to remove it and the closest evaluation text; None for a
+        row to keep.
+        """
         flat = [text for texts in rows for text in texts]
         found: list[tuple[str, Match] | None] = [
             None if match is None else (OVERLAP, match) for match in self.texts.match(flat)
@@ -315,7 +322,9 @@ def _listed(row: dict[str, object], found: tuple[str, Match], index: _Index) -> 
 
 
 def _told(found: tuple[str, Match], index: _Index) -> dict[str, object]:
-    """Columns of a listing that give the reason for removing a text."""
+    """Return the columns of a listing that explain why a text is removed: reason, matched text and
+    similarity.
+    """
     reason, match = found
     return {
         "reason": reason,

@@ -1,4 +1,5 @@
-"""Row selection over parts: first of equal ids, random samples, rewriting without removed rows.
+"""Select rows over all parts (first of equal ids, random samples), and rewrite parts without the
+removed rows.
 
 Removed rows are listed for review, each with the row or text that it matched:
 
@@ -36,7 +37,8 @@ BYTES_OF_A_ROW = 24
 
 
 def first_of_each(id_hash: np.ndarray, scratch: Path) -> np.ndarray:
-    """(n,) bool mask of rows whose id occurs in no earlier row; the mask is all that is held.
+    """(n,) bool mask of rows whose id occurs in no earlier row; only the mask is kept in
+    memory.
 
     Args:
         id_hash: (n,) int64, which may be mapped.
@@ -55,7 +57,8 @@ def first_of_each(id_hash: np.ndarray, scratch: Path) -> np.ndarray:
 
 
 def averaged(parts: Sequence[Part], id_hash: np.ndarray, keep: np.ndarray) -> np.ndarray:
-    """Replace the score of graded pairs that occur several times by the mean of their scores.
+    """Compute the mean score of each graded pair that occurs in several rows with different
+    scores.
 
     Args:
         id_hash: (n,) int64: rows of one hash are one pair.
@@ -83,7 +86,8 @@ def averaged(parts: Sequence[Part], id_hash: np.ndarray, keep: np.ndarray) -> np
 
 
 def drawn(id_hash: np.ndarray, keep: np.ndarray, num_samples: int | None, seed: int) -> np.ndarray:
-    """(n,) bool mask of `num_samples` kept rows, sampled by a hash of seed and id.
+    """(n,) bool mask of a sample of `num_samples` kept rows, drawn by a hash of seed and
+    id.
 
     The sample is independent of the order of rows; all rows if there are no more.
 
@@ -117,7 +121,7 @@ _NO_NEGATIVES: np.ndarray = np.empty((0, 2), dtype=np.int64)
 
 @dataclass(frozen=True)
 class RowsOfPart:
-    """Selected rows of a part, ascending."""
+    """Work item: the selected rows of a part, with the changes to make in them."""
 
     part: Part
     packed: bytes
@@ -137,7 +141,7 @@ class RowsOfPart:
 
     @property
     def key(self) -> str:
-        """Unique name from part, rows and negatives."""
+        """Unique name of the work item, from the part, its rows and the changes to them."""
         named = self.packed + self.negatives.tobytes() + self.scores.tobytes()
         return f"{self.part.digest}-{xxhash.xxh3_64_hexdigest(named)}"
 
@@ -148,7 +152,7 @@ def rows_of_parts(
     negatives: np.ndarray = _NO_NEGATIVES,
     scores: np.ndarray = NO_SCORES,
 ) -> list[RowsOfPart]:
-    """Split a global row mask by part; parts without selected rows are left out.
+    """Split a mask over all rows into one work item for each part that has selected rows.
 
     Args:
         negatives: (m, 2) int64 global position of a row, ascending, and place of a negative that
@@ -173,14 +177,16 @@ def rows_of_parts(
 
 @dataclass(frozen=True)
 class KeepRows:
-    """Task: rewrite a part with the kept rows, without negatives that are removed, and with scores
-    that are averaged.
+    """Task: rewrite a part with the kept rows only, dropping removed negatives and replacing
+    averaged scores.
     """
 
     folder: str
 
     def __call__(self, item: RowsOfPart) -> Result:
-        """Run the task; its result has `parts`; the caller counts removed rows."""
+        """Rewrite the part and return its name and row count as `parts`; the caller counts removed
+        rows.
+        """
         table = read_table(item.part.path)
         if len(item.negatives):
             place = table.schema.get_field_index("negatives")
@@ -198,7 +204,7 @@ class KeepRows:
 
 
 def without(lists: pa.ListArray, gone: np.ndarray) -> pa.ListArray:
-    """Copy lists without some of their elements.
+    """Copy Arrow lists without the given elements.
 
     Args:
         lists: n lists, or nulls for none.
@@ -244,7 +250,7 @@ _EXAMPLES_OF_FILE = 3
 
 @dataclass(frozen=True)
 class RemovedRows:
-    """Rows that a step removes."""
+    """Positions of the rows that a cleaning step removes, and examples of them."""
 
     positions: np.ndarray
     """(n,) int64 positions among all rows, ascending."""
@@ -253,14 +259,14 @@ class RemovedRows:
 
 
 def shown(text: str) -> str:
-    """Beginning of a text, long enough to recognise it in a listing."""
+    """Return the beginning of a text, long enough to recognise the text in a listing."""
     return text[:_SHOWN_CHARACTERS]
 
 
 def write_removed(
     folder: str, name: str, rows: pa.Table, schema: pa.Schema = SCHEMA
 ) -> list[dict[str, Any]]:
-    """Write all removed rows as one listing file; returns some of them.
+    """Write all removed rows as one listing file, and return a few of them as examples.
 
     Args:
         folder: of the records.
@@ -273,5 +279,5 @@ def write_removed(
 
 
 def some(examples: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The first examples, at most as many as a manifest shows for each reason."""
+    """Return the first examples of all results, as many as a manifest shows for one reason."""
     return list(islice(chain.from_iterable(examples), _EXAMPLES))

@@ -1,1 +1,3 @@
-"""Batches of similar pairs: paired k-means, packing, false-negative masks."""
+"""Batches of similar pairs: k-means over query-document pairs, packing into batches, masks of false
+negatives.
+"""

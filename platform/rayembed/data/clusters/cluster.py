@@ -61,7 +61,8 @@ _EXAMPLES = 3
 def make_clustered(
     context: PipelineContext, dataset: DatasetConfig, parent: DatasetArtifact
 ) -> DatasetArtifact:
-    """Cluster a data set: a folder of records in batches of `batch_pairs` consecutive rows.
+    """Cluster a data set into a folder of records, ordered so that each `batch_pairs` consecutive
+    rows are one batch.
 
     Pairs are clustered within the data set, clusters are packed into batches, and each record
     stores the false negatives among its batch's documents (arXiv 2410.02525, section 4.1). Rows
@@ -157,7 +158,9 @@ def _tell_cost(name: str, cost: ClusterCost, config: ClusterConfig) -> None:
 
 
 def _warn_of_lone_rows(name: str, alone: int, rows: int) -> None:
-    """Warn when most rows keep no negative in their batch and so give no training signal."""
+    """Warn when the false-negative filter leaves most rows without any negative, so that they give
+    no training signal.
+    """
     if alone > rows / 2:
         log.warning(
             "clusters %s: the false-negative filter masks all other documents of the batch for %d "
@@ -180,7 +183,9 @@ class _Job:
     cost: ClusterCost
 
     def find_centroids(self, id_hash: np.ndarray) -> list[Result]:
-        """Run k-means restarts on one sample of the rows; a result for each."""
+        """Run every k-means restart on the same sample of rows, and return one result for each
+        restart.
+        """
         task = FindCentroids(
             self.writer.folder,
             self.vectors,
@@ -195,7 +200,7 @@ class _Job:
         return self._run(self.writer.folder, "k-means", task, restarts, "gpu or machine")
 
     def assign(self, centroids: str, digest: str, groups: Groups | None) -> list[Result]:
-        """Assign pairs to clusters; a result for each part."""
+        """Assign all pairs to clusters, and return one result for each part."""
         working = self.writer.working_folder
         is_grouped = groups is not None
         task = AssignPart(working, self.vectors, centroids, digest, in_groups=is_grouped)
@@ -203,7 +208,8 @@ class _Job:
         return self._run(working, "assign", task, items, "gpu or cpu")
 
     def read_clusters(self, assigned: Sequence[Result], into: np.ndarray) -> np.ndarray:
-        """(clusters,) int64 rows of each cluster, of all parts.
+        """(clusters,) int64 number of rows in each cluster; copies the cluster of every row into
+        `into`.
 
         Args:
             into: (rows,) takes the cluster of each row.
@@ -217,7 +223,9 @@ class _Job:
         return sizes
 
     def tour(self, centroids: np.ndarray, used: np.ndarray, groups: Groups | None) -> np.ndarray:
-        """Order the used clusters, given their centroids, into a tour of similar neighbours."""
+        """Order the non-empty clusters so that similar ones are neighbours; returns their
+        numbers.
+        """
         purpose = f"{self.context.seed}\0{self.dataset}\0packing".encode()
         rng = np.random.Generator(np.random.PCG64(xxhash.xxh3_64_intdigest(purpose)))
         if groups is None or self.config.packing == "random":
@@ -227,7 +235,8 @@ class _Job:
         return np.asarray(used[order])
 
     def rewrite(self, batches: Batches, scratch: Path) -> list[Result]:
-        """Write the clustered parts; a result for each, in order.
+        """Write the records as new parts in batch order, and return one result for each
+        part.
 
         Args:
             batches: of rows that count through the parts.
@@ -257,7 +266,7 @@ class _Job:
 
 
 def _sizes(sizes: np.ndarray) -> dict[str, Any]:
-    """Histogram of cluster sizes."""
+    """Return the histogram and the mean, median and extremes of cluster sizes, for the manifest."""
     counts, edges = np.histogram(sizes, _BINS)
     return {
         "mean": round(float(sizes.mean()), 3),
@@ -272,7 +281,9 @@ def _sizes(sizes: np.ndarray) -> dict[str, Any]:
 def _of_batches(
     gathered: Sequence[Result], random: Sequence[float], batches: Batches
 ) -> Mapping[str, Any]:
-    """Manifest entries about batches: similarity within them, masked pairs and examples."""
+    """Return manifest entries about the batches: similarity within them, share of masked pairs, and
+    examples.
+    """
     similarity = np.array([value for result in gathered for value in result["similarity"]])
     both = np.concatenate([similarity, random])
     edges = np.linspace(both.min(), max(both.max(), both.min() + 1e-3), _BINS + 1)

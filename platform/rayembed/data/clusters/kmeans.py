@@ -17,7 +17,8 @@ _TILE_PAIRS = 65_536
 
 
 def joined(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """(n, 2·D) float32 unit vectors: the two vectors of each pair concatenated.
+    """(n, 2·D) float32 unit vectors: the query and the document vector of each pair,
+    concatenated.
 
     Args:
         first: (n, D) any float type.
@@ -38,8 +39,8 @@ def cluster_pairs(
     seed: int,
     device: str = "cpu",
 ) -> tuple[np.ndarray, float]:
-    """Centroids (k, 2·D) of both orders of each pair, ψ(q)⊕φ(d) and φ(d)⊕ψ(q), and the mean cosine
-    of these rows with their nearest centroid.
+    """Run k-means over ψ(q)⊕φ(d) and φ(d)⊕ψ(q) of all pairs; return (k, 2·D) centroids and the
+    rows' mean cosine with their nearest centroid.
 
     Takes 16 · n · D bytes for the rows, and all CPUs of the machine or its GPU. Where a cluster
     becomes empty FAISS splits a large one.
@@ -71,7 +72,9 @@ def both_orders(queries: np.ndarray, documents: np.ndarray) -> np.ndarray:
 def kmeans(
     rows: np.ndarray, num_clusters: int, *, iterations: int, seed: int, device: str = "cpu"
 ) -> np.ndarray:
-    """(k, W) float32 unit centroids of (n, W) float32 unit rows, n at least k."""
+    """Run spherical k-means on (n, W) float32 unit rows, n at least k; return (k, W) float32 unit
+    centroids.
+    """
     faiss = require_faiss("clusters")
     if device == "cpu":
         # Ray gives its processes one thread for each CPU they reserve; this one has the machine.
@@ -96,7 +99,8 @@ def kmeans(
 def nearest(
     rows: np.ndarray, centroids: np.ndarray, device: str = "cpu"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Nearest centroid of each row by inner product: numbers (n,) int64, products (n,) float32.
+    """Find the centroid with the highest inner product for each row: (n,) int64 centroid numbers
+    and (n,) float32 inner products.
 
     Args:
         rows: (n, 2·D) float32.
@@ -109,7 +113,9 @@ def nearest(
 def nearest_few(
     rows: np.ndarray, centroids: np.ndarray, number: int, device: str = "cpu"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The `number` nearest centroids of each row, (n, number) each, best first; see `nearest`."""
+    """Find the `number` nearest centroids of each row, best first: (n, number) centroid numbers and
+    inner products; see `nearest`.
+    """
     faiss = require_faiss("clusters")
     index = faiss.IndexFlatIP(centroids.shape[1])
     index.add(centroids)
@@ -120,7 +126,7 @@ def nearest_few(
 
 
 def _on_gpu(faiss: Any, device: str) -> bool:
-    """Whether FAISS can use this process's GPU; its CPU build cannot."""
+    """Whether FAISS can use this process's GPU; a FAISS built for CPUs cannot."""
     return device != "cpu" and getattr(faiss, "get_num_gpus", lambda: 0)() > 0
 
 
@@ -132,7 +138,8 @@ used, the remaining clusters are compared one at a time."""
 def order_clusters(
     centroids: np.ndarray, method: Literal["random", "tsp"], rng: np.random.Generator
 ) -> np.ndarray:
-    """(k,) int64 clusters in the order of a tour that visits similar clusters after one another.
+    """(k,) int64 cluster numbers, ordered at random or so that similar clusters follow each
+    other.
 
     `random`: random order. `tsp`: from a random cluster on, each is followed by the remaining one
     with the highest cosine (greedy travelling salesman; the paper takes it from Shi et al., 2024).
@@ -146,8 +153,8 @@ def order_clusters(
 
 
 def greedy_tour(centroids: np.ndarray, start: int) -> np.ndarray:
-    """(k,) int64 tour from a start cluster: each cluster is followed by the most similar one that
-    remains. 20,000 clusters of 2 × 768 took 12 to 22 s on two cores.
+    """(k,) int64 cluster numbers in greedy order: after the start cluster always the most similar
+    one that is left. 20,000 clusters of 2 × 768 took 12 to 22 s on two cores.
     """
     count = len(centroids)
     neighbours = _neighbours(centroids)
@@ -174,7 +181,9 @@ def greedy_tour(centroids: np.ndarray, start: int) -> np.ndarray:
 
 
 def _neighbours(centroids: np.ndarray) -> np.ndarray:
-    """(k, m) int64 nearest clusters of each, best first, ties by lower number."""
+    """(k, m) int64 numbers of the m clusters nearest to each cluster, best first, ties by lower
+    number.
+    """
     index = require_faiss("clusters").IndexFlatIP(centroids.shape[1])
     index.add(centroids)
     products, numbers = index.search(centroids, min(_NEIGHBOURS, len(centroids)))

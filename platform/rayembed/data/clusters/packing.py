@@ -1,5 +1,5 @@
-"""Packing of clusters into batches of equal size, on the disk of this machine (arXiv 2410.02525,
-section 4.1).
+"""Cut clusters into batches of equal size, with the rows sorted on this machine's disk (arXiv
+2410.02525, section 4.1).
 
 Rows are sorted in runs of neighbouring clusters, and what stands in memory grows with the clusters
 and the batches, and not with the rows. n rows, k clusters, G pairs of a batch.
@@ -24,8 +24,8 @@ _RUN = np.dtype([("place", "<i8"), ("key", "<u8"), ("row", "<i8")])
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches in the order of the tour, each as the position of its first row among the sorted
-    rows.
+    """Batches of rows of similar clusters, stored as positions in the list of rows sorted by
+    cluster.
     """
 
     rows: np.ndarray
@@ -45,7 +45,7 @@ class Batches:
     those of remainders."""
 
     def __len__(self) -> int:
-        """Number of batches."""
+        """Return the number of batches."""
         return len(self.order)
 
     @property
@@ -54,7 +54,7 @@ class Batches:
         return len(self.order) * self.pairs
 
     def read(self) -> Iterator[np.ndarray]:
-        """(some batches, G) int64 row numbers, batch after batch along the tour."""
+        """Yield (some batches, G) int64 row numbers of consecutive batches."""
         many, within = max(1, _ROWS_AT_ONCE // self.pairs), np.arange(self.pairs)
         for start in range(0, len(self), many):
             number = self.order[start : start + many]
@@ -68,7 +68,7 @@ class Batches:
 
 
 def _of_rest(number: np.ndarray, before: np.ndarray, place: np.ndarray) -> np.ndarray:
-    """Positions, among the sorted rows, of remaining rows that are numbered along the tour."""
+    """Return the sorted positions of leftover rows, given their numbers among all leftover rows."""
     cluster = np.searchsorted(before, number, side="right") - 1
     found: np.ndarray = place[cluster] + (number - before[cluster])
     return found
@@ -81,7 +81,7 @@ def pack_on_disk(
     tour: np.ndarray,
     batch_pairs: int,
 ) -> Batches:
-    """Pack clusters into batches in the order of the tour.
+    """Cut the rows into batches, cluster after cluster in the order of `tour`.
 
     A cluster that fills whole batches gives them, and its remainder is joined with the remainders
     of its neighbours on the tour, which are cut into batches together. Rows at the end of the tour
@@ -123,7 +123,9 @@ def _sorted(
     place_of: np.ndarray,
     first: np.ndarray,
 ) -> np.ndarray:
-    """(n,) int64 row numbers, memory-mapped, by their cluster's position on the tour and by key."""
+    """(n,) int64 row numbers in a memory-mapped file, sorted by the cluster's place in the order
+    and then by key.
+    """
     runs = Runs(scratch, num_runs(len(cluster)), _RUN)
     # All rows of a cluster are in one run.
     run_of = np.minimum(first * runs.count // max(1, len(cluster)), runs.count - 1)
@@ -142,7 +144,8 @@ def _sorted(
 
 
 def pack(cluster: np.ndarray, keys: np.ndarray, tour: np.ndarray, batch_pairs: int) -> np.ndarray:
-    """(batches, G) int64 row numbers in the order of `pack_on_disk`, for rows that fit in memory.
+    """(batches, G) int64 row numbers of the batches that `pack_on_disk` makes, for rows that fit in
+    memory.
 
     Args:
         keys: (n,) by which rows of a cluster are ordered.

@@ -1,4 +1,5 @@
-"""Scatter and gather of pairs by batch: rewrites parts in batch order.
+"""Rewrite parts in batch order: rows are sent to the output part of their batch and
+gathered there.
 
 Vectors are moved with their rows, so that false negatives are found where a batch is assembled.
 Memory is bounded by an old and a new part.
@@ -28,14 +29,14 @@ _SHOWN_CHARACTERS = 160
 
 @dataclass(frozen=True)
 class ScatterPairs:
-    """Task: send a part's rows with their vectors to the output parts of their batches."""
+    """Task: send each row of a part, with its vectors, to the output part that holds its batch."""
 
     vectors: Vectors
     batch_pairs: int
     batches_per_part: int
 
     def __call__(self, item: PartPlaces) -> Sent:
-        """Rows by output part; their step is the batch number."""
+        """Return the rows grouped by output part, each with the number of its batch as `step`."""
         table = read_table(item.part.path)
         documents = vectors_of_positives(self.vectors, item.part)
         table = table.append_column(_QUERY, vectors_column(self.vectors.queries(item.part)))
@@ -45,7 +46,7 @@ class ScatterPairs:
 
 @dataclass(frozen=True)
 class GatherBatches:
-    """Task: gather an output part of whole batches, each row with its false negatives."""
+    """Task: assemble an output part from whole batches, and add the false negatives of each row."""
 
     folder: str
     """Folder of the output parts."""
@@ -57,8 +58,8 @@ class GatherBatches:
     """Batch numbers whose queries are reported."""
 
     def __call__(self, block: Block) -> Result:
-        """Run the task; its result has `parts`, and `similarity`, `masked` pairs and `alone` of its
-        batches.
+        """Write the part; return `parts`, and of its batches the mean `similarity`, the number of
+        `masked` pairs and of rows left `alone`.
 
         `alone` counts rows of which all other documents of the batch are masked; `queries` are some
         of each shown batch.
@@ -119,7 +120,9 @@ _WIDTH = 768
 
 @dataclass(frozen=True)
 class ClusterCost:
-    """Estimated cost of clustering: products of joined vectors of 2·D numbers, and memory."""
+    """Estimated cost of clustering: numbers of inner products of 2·D-wide vectors, and
+    sample size.
+    """
 
     rows: int
     clusters: int
@@ -161,7 +164,7 @@ class ClusterCost:
         )
 
     def warnings(self, config: ClusterConfig) -> list[str]:
-        """Warnings about a high cost, each with a remedy in one sentence."""
+        """Return a warning for each high cost, in one sentence with a remedy."""
         found = []
         if self.sample < min(FEWEST_PAIRS * self.clusters, self.rows):
             size = FEWEST_PAIRS * self.clusters

@@ -39,7 +39,7 @@ _RANDOM_BATCHES = 100
 
 @dataclass(frozen=True)
 class Sample:
-    """Seeded row sample: the rows with the smallest keys, over all parts."""
+    """Random sample of rows over all parts: the rows with the smallest seeded hash keys."""
 
     seed: int
     size: int
@@ -48,7 +48,9 @@ class Sample:
 
     @classmethod
     def of(cls, id_hash: np.ndarray, size: int, seed: int) -> "Sample":
-        """Sample `size` of the rows with these (n,) id hashes (or mapped ones); all if fewer."""
+        """Draw a sample of `size` rows, given the (n,) id hashes of all rows; take all rows if
+        there are fewer.
+        """
         size = min(size, len(id_hash))
         return cls(seed, size, nth_smallest(lambda: chunks_of_keys(id_hash, seed), size))
 
@@ -57,13 +59,15 @@ _ROWS_AT_ONCE = 1 << 17
 
 
 def chunks_of_keys(id_hash: np.ndarray, seed: int) -> Iterator[np.ndarray]:
-    """`sample_keys` of rows, in consecutive chunks."""
+    """Yield the `sample_keys` of all rows in consecutive chunks."""
     for first in range(0, len(id_hash), _ROWS_AT_ONCE):
         yield sample_keys(id_hash[first : first + _ROWS_AT_ONCE], seed)
 
 
 def sample_keys(id_hash: np.ndarray, seed: int) -> np.ndarray:
-    """(n,) uint64 keys that decide sampling and the order within a cluster."""
+    """(n,) uint64 random keys that decide which rows are sampled, and the order of rows within a
+    cluster.
+    """
     return seeded_keys(id_hash, seed, "clusters")
 
 
@@ -74,7 +78,9 @@ def pair_vectors(vectors: Vectors, part: Part) -> tuple[np.ndarray, np.ndarray]:
 
 
 def vectors_of_positives(vectors: Vectors, part: Part) -> list[np.ndarray]:
-    """(p, D) float16 vectors of the positives of each row of a part, in their order."""
+    """Return for each row of a part the (p, D) float16 vectors of its p positives, in their
+    order.
+    """
     texts = vectors.texts(part)
     return np.split(vectors.documents(part)[texts.place], texts.first[1:-1])
 
@@ -104,19 +110,19 @@ def sample_vectors(
 
 @dataclass(frozen=True)
 class Restart:
-    """Work item: one k-means run with its own initial centroids."""
+    """Work item: one k-means run from its own random initial centroids."""
 
     number: int
 
     @property
     def key(self) -> str:
-        """Number of the run, which identifies the work item."""
+        """Number of the k-means run, which identifies the work item."""
         return str(self.number)
 
 
 @dataclass(frozen=True)
 class FindCentroids:
-    """Task: one k-means run on the sample; its centroids are saved in a file.
+    """Task: run k-means on the sample once, and save the centroids in a file.
 
     Memory is that of the sample, whatever the number of parts.
     """
@@ -132,8 +138,8 @@ class FindCentroids:
     """2: the clusters are made in groups, which are saved beside the centroids."""
 
     def __call__(self, item: Restart, device: str = "cpu") -> Result:
-        """Run the task; its result has `objective`, centroid `file` in the folder and `random`, the
-        mean similarities of random batches.
+        """Run k-means; return its `objective`, the name of the centroid `file`, and `random`, the
+        mean similarities of random batches for comparison.
         """
         queries, documents = sample_vectors(self.vectors, self.parts, self.sample)
         text = f"{self.sample.seed}\0k-means\0{item.number}"
@@ -179,8 +185,8 @@ class AssignPart:
     compared."""
 
     def __call__(self, item: PartItem, device: str = "cpu") -> Result:
-        """Run the task; its result has counts, the `file` in the folder of (rows,) int32 clusters,
-        and the sum of `cosine` with the centroids.
+        """Assign the part's pairs; return row counts, the name of the `file` with (rows,) int32
+        clusters, and the sum of the pairs' `cosine` with their centroids.
         """
         queries, documents = pair_vectors(self.vectors, item.part)
         centroids, groups = _clusters(self.centroids, self.digest, self.in_groups)
@@ -203,8 +209,8 @@ class AssignPart:
 
 @lru_cache(maxsize=1)
 def _clusters(path: str, _: str, in_groups: bool) -> tuple[np.ndarray, Groups | None]:
-    """Centroids and their groups, read once by each process and not for each part; those on a disk
-    of this machine are mapped, so that its processes share them. Raises as `load_made`.
+    """Load the centroids and their groups once for each process; a file on the local disk is
+    memory-mapped. Raises as `load_made`.
     """
     if is_remote(path):
         found = load_made(path)
@@ -223,8 +229,8 @@ def load_made(path: str) -> np.ndarray:
 
 
 def load_groups(centroids: str) -> Groups:
-    """Load the groups of clusters, given the path of their centroids; raises the errors of
-    `load_made`.
+    """Load the groups of clusters that are saved next to the given centroids file; raises the
+    errors of `load_made`.
     """
     path = _groups_path(centroids)
     return Groups(**load_arrays(path, remedy(path)))
@@ -281,7 +287,8 @@ def false_negatives(
 
 
 def mean_similarity(queries: np.ndarray, documents: np.ndarray) -> float:
-    """Mean cosine of each query with the other pairs' documents: the difficulty of a batch.
+    """Mean cosine of each query with the documents of the other pairs, which measures how hard a
+    batch is.
 
     Args:
         queries: (B, D) of unit length; B at least 2, or the mean is 0.

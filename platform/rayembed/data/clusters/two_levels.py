@@ -1,4 +1,5 @@
-"""Two-level clustering, for more clusters than can all be compared with each other.
+"""Cluster pairs in two steps, first into groups and then within each group, where there are too
+many clusters to compare all.
 
 About √k groups first, then the clusters within each group, so that k-means, the assignment of pairs
 and the tour cost √k times where one level costs k times. What it loses is measured
@@ -29,7 +30,7 @@ _ROWS_AT_ONCE = 65_536
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of clusters, with the centroids stored group by group."""
+    """Groups of similar clusters, whose centroids are stored group by group."""
 
     centroids: np.ndarray
     """(g, W) float32 unit vectors."""
@@ -42,7 +43,7 @@ class Groups:
 
 
 def num_groups(num_clusters: int) -> int:
-    """Number of groups for a number of clusters: their square root."""
+    """Number of groups for a number of clusters: its square root, rounded up."""
     return math.isqrt(num_clusters - 1) + 1
 
 
@@ -55,8 +56,8 @@ def cluster_in_groups(
     seed: int,
     device: str = "cpu",
 ) -> tuple[np.ndarray, Groups, float]:
-    """Centroids (k, W) of both orders of each pair, their groups, and the mean cosine of the rows
-    with the centroid that `nearest_in_groups` gives them; see `kmeans.cluster_pairs`.
+    """Run `kmeans.cluster_pairs` in two steps; return (k, W) centroids, their groups, and the rows'
+    mean cosine with their nearest centroid.
 
     A group gets clusters in proportion to its rows. Then all rows move all centroids in some more
     iterations, since rows at the edge of a group are often nearer to clusters of another.
@@ -84,7 +85,9 @@ def cluster_in_groups(
 
 
 def _means(rows: np.ndarray, cluster: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """(k, W) float32 unit means of the rows of each cluster; one without rows stays."""
+    """(k, W) float32 unit means of each cluster's rows; a cluster without rows keeps its
+    centroid.
+    """
     sums = np.zeros(before.shape, np.float64)
     order = np.argsort(cluster, kind="stable")
     for first in range(0, len(order), _ROWS_AT_ONCE):
@@ -99,7 +102,7 @@ def _means(rows: np.ndarray, cluster: np.ndarray, before: np.ndarray) -> np.ndar
 
 
 def _shares(counts: np.ndarray, total: int) -> np.ndarray:
-    """(g,) int64 number of clusters for each group, proportional to its rows; they add up to
+    """(g,) int64 number of clusters for each group, proportional to its rows; the numbers sum to
     `total`.
     """
     least, most = np.minimum(counts, 1), counts
@@ -117,8 +120,9 @@ def _shares(counts: np.ndarray, total: int) -> np.ndarray:
 def nearest_in_groups(
     rows: np.ndarray, centroids: np.ndarray, groups: Groups, device: str = "cpu"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Nearest centroid within each row's `PROBES` nearest groups: numbers (n,) int64, products
-    (n,) float32; the lower number of equals. Arguments as of `kmeans.nearest`.
+    """Find the nearest centroid among the `PROBES` nearest groups of each row: (n,) int64 centroid
+    numbers, ties by lower number, and (n,) float32 inner products. Arguments as of
+    `kmeans.nearest`.
     """
     there = np.flatnonzero(np.diff(groups.first))  # a group without clusters takes no rows
     probes = min(PROBES, len(there))
@@ -144,8 +148,8 @@ def nearest_in_groups(
 def tour_of_groups(
     centroids: np.ndarray, cluster: np.ndarray, groups: Groups, rng: np.random.Generator
 ) -> np.ndarray:
-    """Greedy tour of clusters, (m,) int64 indices into `cluster`: as `kmeans.greedy_tour`, but each
-    is compared with the remaining ones of its `PROBES` nearest groups that have any.
+    """Order clusters as `kmeans.greedy_tour` does, but compare each only with clusters of its
+    `PROBES` nearest groups; returns (m,) int64 indices into `cluster`.
 
     Args:
         centroids: (m, W) of the clusters to visit.
@@ -182,7 +186,9 @@ def _nearest_free(
     left: np.ndarray,
     of_groups: np.ndarray,
 ) -> int:
-    """Find the nearest unvisited cluster in the nearest groups that have any."""
+    """Find the most similar cluster that is not yet in the order, in the nearest groups that still
+    have one.
+    """
     open_ = np.flatnonzero(left)
     near = open_[np.argsort(-(of_groups[open_] @ centroids[here]), kind="stable")[:PROBES]]
     places = np.concatenate([np.arange(first[one], first[one + 1]) for one in np.sort(near)])
@@ -191,8 +197,8 @@ def _nearest_free(
 
 
 def _neighbours(centroids: np.ndarray, first: np.ndarray, of_groups: np.ndarray) -> np.ndarray:
-    """(m, at most `_NEIGHBOURS`) int64 nearest clusters in the nearest groups of each, best first,
-    ties by lower number; a cluster is its own neighbour.
+    """(m, at most `_NEIGHBOURS`) int64 clusters nearest to each cluster, itself included, among its
+    nearest groups; best first, ties by lower number.
     """
     there = np.flatnonzero(np.diff(first))
     probes = min(PROBES, len(there))

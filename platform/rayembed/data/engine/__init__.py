@@ -1,1 +1,3 @@
-"""Work items, parts, exchange and shuffle: how steps of data preparation run."""
+"""How steps of data preparation run: work items, files of records, and the shuffle of rows between
+tasks.
+"""

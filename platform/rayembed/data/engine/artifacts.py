@@ -35,7 +35,7 @@ _TEACHER_DTYPE = "teacher_dtype"
 
 @dataclass(frozen=True)
 class DatasetArtifact:
-    """A finished folder of records."""
+    """A finished folder of records, with its manifest."""
 
     folder: str
     manifest: Mapping[str, Any]
@@ -44,17 +44,18 @@ class DatasetArtifact:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of its inputs."""
+        """Fingerprint of the inputs from which the folder was made."""
         return str(self.manifest["fingerprint"])
 
     @property
     def relative_path(self) -> str:
-        """Kind and name: its path relative to the storage."""
+        """Path `<kind>/<name>` of the folder below the storage's `data`."""
         return f"{self.manifest['kind']}/{file_name(self.folder)}"
 
     @property
     def held_out_folder(self) -> str | None:
-        """Folder of the held-out part that its rows leave out; None: nothing was held out.
+        """Folder of the held-out part whose rows these records leave out; None if nothing was held
+        out.
 
         It lies beside the folder in the same storage, also where both were moved together.
         """
@@ -68,7 +69,7 @@ class DatasetArtifact:
 
     @property
     def parts(self) -> list[Part]:
-        """Parquet files of the folder."""
+        """Parquet files of the folder, in order."""
         return [
             Part(join(self.folder, "parts", check_inside(name, self._manifest_file)), rows)
             for name, rows in self.manifest["parts"]
@@ -87,7 +88,9 @@ def _teacher_loader() -> "TeacherLoader":
 
 @dataclass(frozen=True)
 class PipelineContext:
-    """Shared context of all preparation steps."""
+    """Settings and functions that all preparation steps share: storage, seed, executor, teacher
+    loader.
+    """
 
     storage: str
     """Folder or prefix for results, readable and writable on all machines."""
@@ -100,7 +103,7 @@ class PipelineContext:
 
 @dataclass
 class ArtifactWriter:
-    """Writer of a folder that is not yet finished."""
+    """Writer of a folder of records that is not finished yet."""
 
     storage: str
     kind: str
@@ -133,7 +136,8 @@ class ArtifactWriter:
         return self._entry.working
 
     def settled(self, context: PipelineContext, teacher: "TeacherSettings") -> "TeacherSettings":
-        """Teacher settings with the number type that this folder was started with.
+        """Copy the teacher's settings with the number type that this folder was started
+        with.
 
         A job that goes on on machines of another kind would otherwise mix vectors of two types.
         """
@@ -149,12 +153,16 @@ class ArtifactWriter:
         return Entry(self.folder)
 
     def existing(self) -> DatasetArtifact | None:
-        """The finished folder if another run made it, else None; removes leftover scratch files."""
+        """Return the finished folder if an earlier run made it, else None; removes leftover scratch
+        files.
+        """
         found = self._entry.existing()
         return None if found is None else self._reused(found)
 
     def get_or_make(self, make: Callable[[], DatasetArtifact]) -> DatasetArtifact:
-        """The finished folder: an existing one, or the result of `make`; see `Entry`."""
+        """Return the finished folder: the existing one, or else the result of `make`; see
+        `Entry`.
+        """
         manifest, reused = self._entry.get_or_make(lambda: make().manifest)
         return self._reused(manifest) if reused else DatasetArtifact(self.folder, manifest)
 
@@ -220,7 +228,7 @@ class ArtifactWriter:
 
 
 def held_out_entry(storage: str, part: DatasetArtifact) -> dict[str, Any]:
-    """Manifest entry that names the held-out part left out of records."""
+    """Return the manifest entry that names the held-out part whose rows the records leave out."""
     beside = part.folder == join(storage, "data", part.relative_path)
     names = ("queries", "documents", "judgements", "pairs")
     counts = {name: part.manifest[name] for name in names if name in part.manifest}
@@ -233,7 +241,7 @@ def _is_absolute(place: str) -> bool:
 
 
 def root_of(folder: str) -> str:
-    """Folder two levels above: of all kinds of results, or of a plan the storage."""
+    """Return the folder two levels above `folder`."""
     base, options = split_options(folder) if "://" in folder else (folder, "")
     return posixpath.dirname(posixpath.dirname(base.rstrip("/"))) + options
 

@@ -1,4 +1,5 @@
-"""The shuffle of rows between tasks: each sends its rows to buckets, others take a bucket each.
+"""Shuffle rows between tasks: each first task divides its rows among buckets, each second task
+reads one bucket.
 
 Files and their ranges grow with the rows, not with their square: a level of the route (`shuffle`)
 writes as many files as there are tasks, and a task reads `FAN_OUT` ranges, many at a time.
@@ -22,7 +23,7 @@ from rayembed.data.engine.work_items import Execute, Needs, Result, WorkItem, ru
 
 
 class Sent(NamedTuple):
-    """Rows of one item and the bucket of each."""
+    """Rows that a task has made of one item, with the bucket of each row."""
 
     table: pa.Table
     bucket: np.ndarray
@@ -31,12 +32,13 @@ class Sent(NamedTuple):
 
 
 def vectors_column(vectors: Iterable[np.ndarray]) -> pa.Array:
-    """Column with the bytes of a float16 array for each row, one vector (D,) or several (p, D)."""
+    """Make a binary column from one float16 array for each row: a vector (D,) or several (p, D)."""
     return pa.array([one.tobytes() for one in vectors], pa.large_binary())
 
 
 def vectors_of(column: pa.ChunkedArray, width: int | None = None) -> np.ndarray:
-    """(n, D) float16 vectors from a column of `vectors_column`, also after row selection.
+    """(n, D) float16 vectors read back from a column that `vectors_column` made, also after rows
+    were selected.
 
     Args:
         width: D; None: a row has one vector.
@@ -47,7 +49,7 @@ def vectors_of(column: pa.ChunkedArray, width: int | None = None) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Buckets:
-    """Rows that have been sent to their buckets."""
+    """Shuffled rows in files, which can be read bucket by bucket."""
 
     folder: str
     files: int
@@ -56,7 +58,7 @@ class Buckets:
     names: tuple[str, ...] = ()
 
     def read(self, bucket: int) -> list[pa.Table]:
-        """Rows of a bucket in their order: item after item, each in the order that it sent.
+        """Read the rows of a bucket, ordered by item and within an item as they were sent.
 
         Raises:
             ArtifactError: a file is missing or broken.
@@ -64,7 +66,7 @@ class Buckets:
         return self.rows(self.route.levels, bucket)
 
     def records(self, bucket: int) -> list[dict[str, Any]]:
-        """Rows of a bucket as `read` orders them, each by column.
+        """Read the rows of a bucket as dicts, in the order of `read`.
 
         Raises:
             ArtifactError: as `read`.
@@ -74,7 +76,9 @@ class Buckets:
     def rows(
         self, level: int, number: int, first: int = 0, last: int | None = None
     ) -> list[pa.Table]:
-        """Rows of a coarse bucket of a level, of the files `first` to `last` (exclusive) of it."""
+        """Read a coarse bucket's rows of one level, from its files `first` to `last`
+        (exclusive).
+        """
         above, segment = (0, number) if level == 1 else divmod(number, self.route.fan)
         count = self.groups(level)
         numbers = range(first, count if last is None else min(last, count))
@@ -82,14 +86,16 @@ class Buckets:
         return [table for table in read_bucket(paths, segment) if table is not None]
 
     def groups(self, level: int) -> int:
-        """Number of files of a level that have rows of one coarse bucket of the level above."""
+        """Number of files, at one level, that share the rows of one coarse bucket of the level
+        above.
+        """
         count = self.files
         for _ in range(level - 1):
             count = -(-count // self.route.fan)
         return count
 
     def path(self, level: int, above: int, file: int) -> str:
-        """Path of a file of a level, by its coarse bucket of the level above and its number."""
+        """Path of a file, given its level, its coarse bucket on the level above, and its number."""
         if level > 1:
             return join(self.folder, str(level), f"{above:06d}", f"{file:06d}.arrow")
         name = self.names[file] if self.names else join("1", f"{file:06d}.arrow")
@@ -105,7 +111,8 @@ def exchange(
     execute: Execute,
     needs: Needs = "cpu",
 ) -> tuple[Buckets, list[Result]]:
-    """Rows of all items by bucket, and the results of the task for each item.
+    """Run the task on all items and divide its rows among buckets; return the buckets and the
+    result for each item.
 
     Args:
         folder: scratch folder; what an earlier try has sent of the same items stands there.
@@ -124,7 +131,9 @@ def exchange(
 
 
 def forward(buckets: Buckets, what: str, execute: Execute) -> None:
-    """Send rows of the first level over all others; nothing for a route of one level."""
+    """Split the rows of coarse buckets level by level until each bucket is separate; does nothing
+    for a route of one level.
+    """
     for level in range(1, buckets.route.levels):
         items = [
             _Coarse(number, file)
@@ -147,7 +156,9 @@ class _Numbered:
 
 @dataclass(frozen=True)
 class _Send:
-    """Task: write an item's rows, cut as the first level is."""
+    """Task: write the rows of an item as one file, divided into the coarse buckets of the first
+    level.
+    """
 
     task: Callable[[Any], Sent]
     buckets: Buckets
@@ -160,7 +171,7 @@ class _Send:
 
 @dataclass(frozen=True)
 class _Coarse:
-    """Work item: some files of a coarse bucket."""
+    """Work item: a group of files that hold rows of one coarse bucket."""
 
     number: int
     file: int
@@ -172,7 +183,9 @@ class _Coarse:
 
 @dataclass(frozen=True)
 class _Forward:
-    """Task: read rows of a coarse bucket from some files and write them cut more finely."""
+    """Task: read the rows of a coarse bucket from some files, and write them divided into finer
+    buckets.
+    """
 
     buckets: Buckets
     level: int

@@ -1,4 +1,4 @@
-"""Preparation in this process, with a small process pool for long work."""
+"""Run preparation tasks in this process, and long ones in a small process pool."""
 
 import time
 from collections import deque
@@ -32,7 +32,8 @@ def release_models() -> None:
 def execute_here(
     task: Task, items: Sequence[Any], needs: Needs = "cpu", *, use_gpu: bool = True
 ) -> Iterator[Result]:
-    """Run a task on items on this machine; results in the items' order. An `Execute`.
+    """Run a task on all items on this machine, and yield results in the items' order. An
+    `Execute`.
 
     What needs a GPU or all cores is done in this process, item by item; the rest too, until it
     takes long enough for a pool of as many processes as there are CPUs.

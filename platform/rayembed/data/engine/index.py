@@ -1,4 +1,6 @@
-"""Indexes of parts: the columns of all rows that ordering needs, without the rows' texts."""
+"""Index files of parts: for all rows the columns that ordering needs, such as hashes, without the
+texts.
+"""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +18,7 @@ object storage, 57,400 of them take 72 s."""
 
 @dataclass(frozen=True)
 class PartIndex:
-    """Columns of rows that batch drawing needs: 29 bytes a row."""
+    """Columns that drawing rows for batches needs, 29 bytes a row."""
 
     id_hash: np.ndarray
     """(rows,) int64 hash of the record's id; sorts and identifies rows."""
@@ -35,7 +37,8 @@ _COLUMNS = tuple(field.name for field in fields(PartIndex))
 
 
 def read_column(parts: Sequence[Part], name: str, into: np.ndarray | None = None) -> np.ndarray:
-    """(rows,) one column of the index of all parts; nothing else is held.
+    """Read one column of the index of all parts as a (rows,) array; no other column stays in
+    memory.
 
     Args:
         into: array that takes it, for instance of a file.

@@ -1,4 +1,4 @@
-"""Preparation on Ray: its steps run as Ray Data pipelines over the whole cluster.
+"""Run preparation steps as Ray Data pipelines over the whole cluster.
 
 `prepare` and `work_items` define the work; this module only runs it.
 """
@@ -40,7 +40,7 @@ _GPUS_THERE_ARE = TeacherPlacement()
 
 
 def ray_pipeline_context(run: DataRun) -> PipelineContext:
-    """Context that lets preparation run its tasks on the whole cluster.
+    """Make the context with which preparation runs its tasks on the whole cluster.
 
     The run's storage must be readable and writable on all machines.
     """
@@ -54,7 +54,7 @@ def ray_pipeline_context(run: DataRun) -> PipelineContext:
 
 
 def _teachers_precision(placement: TeacherPlacement) -> Precision:
-    """Fast number type of the machines that run teachers.
+    """Choose the number type that is fast on the machines that run teachers.
 
     GPUs that have not joined yet are not checked.
     """
@@ -66,7 +66,8 @@ def _teachers_precision(placement: TeacherPlacement) -> Precision:
 
 
 def node_precision(device: str, wanted: Mapping[str, float]) -> Precision:
-    """Fast number type of a node's device, given its free resources.
+    """Return the number type that is fast on a node with these free resources, by a Ray task on
+    that node.
 
     Where there is none for a while (nodes that are still to come) it is what this machine takes.
 
@@ -88,7 +89,7 @@ def node_precision(device: str, wanted: Mapping[str, float]) -> Precision:
 
 
 def remote_with(wanted: Mapping[str, float], function: Callable[..., Any]) -> Any:
-    """Return a function as a Ray task that reserves these resources, by Ray's names."""
+    """Wrap a function as a Ray remote function that reserves the given resources."""
     others = {name: amount for name, amount in wanted.items() if name not in ("CPU", "GPU")}
     reserved = {"num_cpus": wanted["CPU"], "num_gpus": wanted.get("GPU", 0)}
     return ray.remote(**reserved, **({"resources": others} if others else {}))(function)
@@ -101,7 +102,8 @@ def execute_with_ray_data(
     *,
     placement: TeacherPlacement = _GPUS_THERE_ARE,
 ) -> Iterator[Result]:
-    """Run a task on all units over the cluster; results in the units' order. An `Execute`.
+    """Run a task on all items over the cluster, and yield results in the items' order. An
+    `Execute`.
 
     A process that takes longer than `placement.unit_seconds` for a unit is ended, and another one
     runs the unit.
@@ -134,7 +136,8 @@ def execute_with_ray_data(
 def _execution(
     guard: Guard, task: Task, groups: Sequence[Any], processes: int | None, on_gpus: bool
 ) -> Any:
-    """Ray Data pipeline that runs groups of numbered units, one group a row.
+    """Build the Ray Data pipeline that runs groups of numbered units, each group as one
+    row.
 
     Args:
         processes: that are kept alive, on a GPU or a machine each; None: tasks on any CPU.
@@ -160,7 +163,7 @@ def gpus_for(
     sleep: Callable[[float], object] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Number of GPUs available to teachers: those of the cluster, or all that autoscaling may add.
+    """Number of GPUs for teachers: the cluster's GPUs, or as many as autoscaling may add.
 
     Waits until the first of them is available; Ray Data requests the others during the work.
 
@@ -199,7 +202,9 @@ def _cpus(node: Mapping[str, Any]) -> float:
 
 
 class _TaskActor:
-    """Ray actor that keeps a task's process alive, and with it the model that the task loads."""
+    """Ray actor that runs a task on many groups, so that the model that the task loads stays in
+    memory.
+    """
 
     def __init__(self, guard: Guard, task: Task, *device: str) -> None:
         self.guard, self.task, self.device = guard, task, device
@@ -220,7 +225,9 @@ def _run_group(
 
 
 def _result_or_error(make: Callable[..., Any], *arguments: Any) -> bytes:
-    """Pickled result or rayembed error; if raised, Ray Data would keep only the error's text."""
+    """Return the pickled result, or the pickled rayembed error, since Ray Data keeps only the text
+    of raised errors.
+    """
     try:
         return pickle.dumps(make(*arguments))
     except RayembedError as error:
@@ -228,7 +235,7 @@ def _result_or_error(make: Callable[..., Any], *arguments: Any) -> bytes:
 
 
 def _keep_order(dataset: Any) -> Any:
-    """Ray Data options for ordered rows without progress output."""
+    """Set the Ray Data options that keep rows in order and hide progress bars."""
     dataset.context.print_on_execution_start = False
     dataset.context.enable_progress_bars = False
     # It would warn that the bars are off.
@@ -238,7 +245,7 @@ def _keep_order(dataset: Any) -> Any:
 
 
 def _results(dataset: Any) -> Iterator[Any]:
-    """Results in order; rayembed errors from workers are raised with their own class."""
+    """Yield the results in order; raise rayembed errors of workers with their own class."""
     for row in dataset.iter_rows():
         result = pickle.loads(row["result"])
         if isinstance(result, RayembedError):

@@ -73,8 +73,8 @@ _FOLDER_OF_STEP = re.compile(r".*/(data/[^/]+|plans)/[^/]+(?=/)")
 
 
 def rows_per_part(rows: int) -> int:
-    """Number of rows in a part, given the number of all rows: more where there are many, so that
-    the parts, of which every step makes files, grow more slowly than the rows.
+    """Number of rows to write into a part, given the number of all rows; larger data sets have
+    larger parts, which keeps the number of files low.
     """
     growth = 1
     while growth < MOST_GROWTH and rows >= growth * MANY_ROWS:
@@ -84,7 +84,7 @@ def rows_per_part(rows: int) -> int:
 
 @dataclass(frozen=True)
 class Part:
-    """One file of records."""
+    """One Parquet file of records and its number of rows."""
 
     path: str
     rows: int
@@ -96,7 +96,7 @@ class Part:
 
     @property
     def digest(self) -> str:
-        """Content hash in hexadecimal digits."""
+        """Content hash of the file, in hexadecimal digits."""
         return self.name.removeprefix("part-").removesuffix(".parquet")
 
 
@@ -108,12 +108,12 @@ class PartItem:
 
     @property
     def key(self) -> str:
-        """Content hash of the part."""
+        """Content hash of the part, which identifies the work item."""
         return self.part.digest
 
 
 def records_table(table: pa.Table) -> pa.Table:
-    """Select and cast the record columns of `SCHEMA`."""
+    """Select and cast the columns that records have in files (`SCHEMA` and `OPTIONAL`)."""
     there = [field for field in OPTIONAL if field.name in table.column_names]
     schema = pa.schema([*SCHEMA, *there])
     return table.select(schema.names).cast(schema)
@@ -126,7 +126,9 @@ def table_of(records: Sequence[Record]) -> pa.Table:
 
 
 def write_part(folder: str, records: Sequence[Record]) -> Part:
-    """Write records as a part below `folder`; idempotent."""
+    """Write records as a Parquet file named by its content below `folder`; writing again has no
+    effect.
+    """
     return write_table(folder, table_of(records))
 
 
@@ -148,17 +150,17 @@ def write_table(folder: str, table: pa.Table) -> Part:
 
 
 def index_path(path: str) -> str:
-    """Path of the index of a part: the columns of `index.PartIndex`."""
+    """Path of a part's index file, which has the columns of `index.PartIndex`."""
     return with_ending(path, ".index.npz")
 
 
 def _hashes(column: pa.ChunkedArray) -> np.ndarray:
-    """Text hashes (rows,) int64; `NO_HASH` where there is no text."""
+    """(rows,) int64 text hashes of a column; `NO_HASH` where a row has no text."""
     return np.array([label_hash(text) for text in column.to_pylist()], dtype=np.int64)
 
 
 def read_table(path: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read a part as a table; all columns, or some.
+    """Read all or some columns of a part as an Arrow table.
 
     Raises:
         ArtifactError: the file is missing or broken.
@@ -178,7 +180,9 @@ def are_graded(parts: Sequence[Part]) -> bool:
 
 
 def remedy(path: str) -> str:
-    """Advice for an error about a missing or broken file of a preparation step or plan."""
+    """Return the advice for an error about a missing or broken file of a preparation step
+    or plan.
+    """
     found = _FOLDER_OF_STEP.match(path)
     folder = found.group() if found else path.rpartition("/")[0]
     return f"Remove the folder {folder!r} and start the job again, which repeats the step"

@@ -1,5 +1,5 @@
-"""Files of rows that are shuffled: a task writes one file, bucket after bucket, and others read a
-range of it each. `exchange` has the tasks.
+"""File format of shuffled rows: a task writes one file, sorted by bucket, and each reader reads
+only the range of its bucket. `exchange` has the tasks.
 
     int64 place of each segment and of the end | segments (each a seal, then an Arrow stream or
     nothing)
@@ -44,18 +44,18 @@ _PLACE = np.dtype("<i8")
 
 
 def number_of_buckets(size: int, bytes_per_bucket: int = BYTES_PER_BUCKET) -> int:
-    """Number of buckets for a data size in bytes; independent of the cluster."""
+    """Number of buckets for this many bytes of data, whatever the size of the cluster."""
     return max(1, -(-size // bytes_per_bucket))
 
 
 def bucket_of(key: str, buckets: int) -> int:
-    """Bucket number of a key."""
+    """Number of the bucket to which a key belongs, by its hash."""
     return text_hash(key) % buckets
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Work item: one bucket."""
+    """Work item: one bucket of shuffled rows."""
 
     number: int
 
@@ -67,7 +67,8 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Route:
-    """Route of rows to their bucket: directly, or over levels of coarser ones.
+    """How rows reach their bucket: directly, or in several rewrites by way of coarser
+    buckets.
 
     With as many tasks as buckets, both growing with the rows, a range of each file for each bucket
     would be ranges by the square of the rows. So a file is cut into at most `FAN_OUT` segments, and
@@ -84,7 +85,7 @@ class Route:
 
     @classmethod
     def to(cls, buckets: int) -> "Route":
-        """Route to a number of buckets with as few levels as `FAN_OUT` allows, all equally wide."""
+        """Make the route to a number of buckets, with as few levels as `FAN_OUT` allows."""
         levels, fan = 1, 1
         while FAN_OUT**levels < buckets:
             levels += 1
@@ -93,16 +94,18 @@ class Route:
         return cls(buckets, levels, fan)
 
     def coarse(self, bucket: Any, level: int) -> Any:
-        """Number of the coarse bucket of a level, from 1 on, that a bucket belongs to."""
+        """Number of the coarse bucket that contains a bucket, at a level counted from 1."""
         return bucket // self.fan ** (self.levels - level)
 
     def count(self, level: int) -> int:
-        """Number of buckets into which one level of the shuffle splits the rows."""
+        """Number of coarse buckets at a level."""
         return int(self.coarse(self.buckets - 1, level)) + 1
 
 
 class Scatter:
-    """Collects one task's rows by bucket and writes a file whenever enough have accumulated."""
+    """Collects the rows of one task by bucket, and writes a file whenever enough rows have
+    accumulated.
+    """
 
     def __init__(self, folder: str, schema: pa.Schema, buckets: int) -> None:
         self.folder, self.schema, self.route = folder, schema, Route.to(buckets)
@@ -110,7 +113,7 @@ class Scatter:
         self._start()
 
     def add(self, bucket: int, row: Mapping[str, Any]) -> None:
-        """Add a row of the schema to a bucket."""
+        """Add a row, which has the columns of the schema, to a bucket."""
         self._buckets.append(bucket)
         self._rows.append(row)
         self._bytes += sum(len(value) for value in row.values() if isinstance(value, str))
@@ -119,7 +122,9 @@ class Scatter:
             self._flush()
 
     def finish(self) -> list[str]:
-        """Names of the written files, in the order in which rows came."""
+        """Write the remaining rows, and return the names of all written files in the order of their
+        rows.
+        """
         self._flush()
         return self.files
 
@@ -140,7 +145,7 @@ class Scatter:
 
 
 def send_rows(path: str, table: pa.Table, bucket: np.ndarray, route: Route) -> None:
-    """Write a table as a file of a route's first level.
+    """Write a table as one file of a route's first level, divided by bucket.
 
     Args:
         bucket: (rows,) of each row, from 0 to `route.buckets`, that one excluded.
@@ -149,7 +154,7 @@ def send_rows(path: str, table: pa.Table, bucket: np.ndarray, route: Route) -> N
 
 
 def forward_rows(path: str, tables: Sequence[pa.Table], route: Route, level: int) -> None:
-    """Write rows of one coarse bucket as a file that is divided into the segments of the next
+    """Write rows of one coarse bucket as a file that is divided into the finer buckets of the next
     level.
     """
     if not tables:
@@ -164,7 +169,7 @@ def forward_rows(path: str, tables: Sequence[pa.Table], route: Route, level: int
 
 
 def write_buckets(path: str, table: pa.Table, bucket: np.ndarray, num_buckets: int) -> None:
-    """Write a table as one file, grouped by bucket and otherwise in its order.
+    """Write a table as one file, with rows grouped by bucket and otherwise in their order.
 
     Args:
         bucket: (rows,) of each row, from 0 to `num_buckets`, that one excluded.
@@ -173,7 +178,8 @@ def write_buckets(path: str, table: pa.Table, bucket: np.ndarray, num_buckets: i
 
 
 def read_bucket(paths: Iterable[str], bucket: int) -> list[pa.Table | None]:
-    """Tables of one bucket, one for each file; None for a file without rows of it.
+    """Read one bucket from all files: one table for each file, None where a file has no
+    rows of it.
 
     Many are read at a time.
 
@@ -226,7 +232,9 @@ def _rows_of(segment: bytes, path: str) -> pa.Table | None:
 
 
 def _sent(table: pa.Table, bucket: np.ndarray, route: Route) -> list[bytes]:
-    """Segments of a file of the first level; rows bring their bucket along if there are more."""
+    """Divide rows into the segments of a first-level file; with several levels, each row keeps its
+    bucket number as a column.
+    """
     if route.levels > 1:
         table = table.append_column(_BUCKET, pa.array(bucket.astype(np.int64)))
     return _segments(table, route.coarse(bucket, 1), route.count(1))
@@ -246,7 +254,9 @@ def _file_of(segments: Sequence[bytes]) -> bytes:
 
 
 def _sealed(table: pa.Table) -> bytes:
-    """A segment: rows as an Arrow stream, nothing without rows, after its seal."""
+    """Encode rows as a segment: a checksum followed by an Arrow stream, which is empty if there are
+    no rows.
+    """
     sink = pa.BufferOutputStream()
     if len(table):
         options = pa.ipc.IpcWriteOptions(compression="zstd")

@@ -1,4 +1,5 @@
-"""Guard over the processes that do units of data work: slow units are told, hanging ones ended.
+"""Watch the processes that run units of data work: log slow units, kill processes that exceed the
+time limit.
 
 A process of its own, the watch, hears from all workers what they begin. The driver asks it now and
 then. A stopped or hanging process cannot end itself, so a task on its node kills it, and Ray runs
@@ -41,7 +42,7 @@ _SECONDS_OF_TASK_PER_CPU = 0.1
 
 @dataclass(frozen=True)
 class Running:
-    """A unit that runs."""
+    """A unit of work that is running, and the process that runs it."""
 
     number: int
     """Index among the units of the execution."""
@@ -55,7 +56,7 @@ class Running:
 
 
 class Watch:
-    """Registry of the running units of all executions and the processes that run them."""
+    """Registry of all running units and of the processes that run them, kept in a Ray actor."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -64,7 +65,8 @@ class Watch:
         self._late: dict[str, Counter[int]] = {}
 
     def take(self, execution: str, numbers: list[int], name: str, place: Place) -> list[int]:
-        """Register a process for units, and return how often each unit has timed out.
+        """Register which units a process will run, and return how often each of them has timed out
+        before.
 
         Args:
             numbers: of the units that a process takes; it begins the first.
@@ -75,7 +77,7 @@ class Watch:
         return [late[number] for number in numbers]
 
     def begin(self, execution: str, number: int, name: str, place: Place) -> None:
-        """Register that a process starts a unit, which ends its previous one."""
+        """Record that a process starts a unit, and so has finished its previous one."""
         running = self._running.setdefault(execution, {})
         # The process that had it before is dead.
         for other in [p for p, one in running.items() if one.number == number]:
@@ -83,17 +85,17 @@ class Watch:
         running[place] = Running(number, name, place, self._clock())
 
     def note(self, execution: str, place: Place, share: float) -> None:
-        """Record the share of a process's unit that is done."""
+        """Record which share of its unit a process has done."""
         running = self._running.get(execution, {})
         if place in running:
             running[place] = replace(running[place], share=share)
 
     def end(self, execution: str, place: Place) -> None:
-        """Register that a process has finished its units."""
+        """Record that a process has finished all its units."""
         self._running.get(execution, {}).pop(place, None)
 
     def running(self, execution: str) -> list[Running]:
-        """Running units, the oldest first."""
+        """Return the running units, the longest-running first."""
         now, found = self._clock(), self._running.get(execution, {})
         units = [replace(one, seconds=now - one.seconds) for one in found.values()]
         return sorted(units, key=lambda unit: -unit.seconds)
@@ -114,7 +116,7 @@ class Watch:
 
 
 def name_of(item: object) -> str:
-    """Key of a unit, with its file if it reads one."""
+    """Name of a unit for messages: its key, and the file that it reads, if any."""
     key = str(getattr(item, "key", item))
     for holder in (item, getattr(item, "part", None), getattr(item, "piece", None)):
         if isinstance(path := getattr(holder, "path", None), str):
@@ -123,7 +125,9 @@ def name_of(item: object) -> str:
 
 
 def too_late(name: str, seconds: float) -> str:
-    """Error message for a unit that exceeded the time limit in every process."""
+    """Make the error message for a unit that exceeded the time limit in every process that tried
+    it.
+    """
     return (
         f"the unit {name} took longer than placement.unit_seconds={seconds:g} in each of {TRIES} "
         "processes, which were killed. Look at its file and its storage (`py-spy dump` shows "
@@ -133,7 +137,7 @@ def too_late(name: str, seconds: float) -> str:
 
 
 def next_units(left: int, cpus: int, seconds: float | None) -> tuple[int, int]:
-    """Number of units to submit next, and number of units in each task.
+    """Return how many units to submit next, and how many of them each Ray task shall run.
 
     Few units are tried first where there are many: how long they take decides how many share a
     task. So the cost that Ray has for each task does not show, and no execution has so many tasks
@@ -169,14 +173,15 @@ _KILL_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Guard:
-    """Handle by which workers report their units to the watch."""
+    """Handle with which worker processes report their units to the watch."""
 
     watch: Any
     execution: str
     limit_seconds: float
 
     def watched(self, units: Sequence[tuple[int, Any]]) -> Iterator[Any]:
-        """Iterate over the items of numbered units, reporting each to the watch before it starts.
+        """Yield the items of numbered units one by one, reporting each unit to the watch before it
+        starts.
 
         Raises:
             WorkerError: a unit was too late too often.
@@ -198,7 +203,7 @@ class Guard:
             self.watch.end.remote(self.execution, place)
 
     def _noting(self, place: Place) -> Listener:
-        """Listener that reports a unit's progress to the watch at intervals."""
+        """Make the listener that reports a unit's progress to the watch from time to time."""
         last, pause = time.monotonic(), _pause(_NOTE_SECONDS, self.limit_seconds)
 
         def note(share: float) -> None:
@@ -222,7 +227,8 @@ def _late(answer: Any, number: int) -> list[int]:
 
 @contextmanager
 def watching(limit_seconds: float, listener: Listener | None = None) -> Iterator[Guard]:
-    """Watch one execution: log slow units and kill units that exceed the limit.
+    """Watch one execution: log its slow units, and kill processes whose unit exceeds the time
+    limit.
 
     Args:
         listener: hears how much of the units that run is done, as a number of units.
@@ -241,7 +247,9 @@ def watching(limit_seconds: float, listener: Listener | None = None) -> Iterator
 
 @lru_cache(maxsize=1)
 def _watch(*driver: str) -> Any:
-    """The driver's watch, on the driver's node, since losing this node ends the driver too."""
+    """Start the driver's watch once, on the driver's node, since losing this node ends the driver
+    too.
+    """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     watch = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
     return watch(Watch).remote()

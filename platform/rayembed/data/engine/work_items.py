@@ -1,4 +1,5 @@
-"""Tasks over many independent work items, resumable after a kill.
+"""Run a task on many independent work items, so that a killed job resumes with the items that are
+left.
 
 A task and its items are plain picklable objects. An `Execute` runs them in this process or on Ray
 Data, with the same results and files.
@@ -27,7 +28,7 @@ EXAMPLES_KEPT = 20
 
 
 class WorkItem(Protocol):
-    """Item that a task works on."""
+    """Protocol of an item that a task works on: it has a unique key."""
 
     @property
     def key(self) -> str:
@@ -52,13 +53,13 @@ Execute = Callable[[Task, Sequence[Any], Needs], Iterator[Result]]
 
 
 def in_process(task: Task, items: Sequence[Any], needs: Needs = "cpu") -> Iterator[Result]:
-    """Run a task on items one after the other in this process, without a GPU. An `Execute`."""
+    """Run a task on all items one after the other in this process, without a GPU. An `Execute`."""
     for item in items:
         yield task(item)
 
 
 class _SavingTask:
-    """Wraps a task so that each result is written next to its output at once."""
+    """Wrapper of a task that saves each result as a file as soon as the item is done."""
 
     def __init__(self, task: Task, folder: str, what: str) -> None:
         self.task, self.folder, self.what = task, folder, what
@@ -77,7 +78,8 @@ def run_resumable(
     execute: Execute,
     needs: Needs = "cpu",
 ) -> list[Result]:
-    """Run a task on all items; results saved in `folder` by an earlier try are reused.
+    """Run a task on all items, except those whose results an earlier try has saved in
+    `folder`.
 
     Args:
         folder: where results are kept, in `units`. It goes no later than what the tasks write: a
@@ -104,7 +106,7 @@ def run_resumable(
 def run_tasks(
     what: str, task: Task, items: Sequence[WorkItem], execute: Execute, needs: Needs = "cpu"
 ) -> list[Result]:
-    """Run a task on all items and save no results.
+    """Run a task on all items without saving results, and show progress.
 
     Args:
         what: names the task in the log.
@@ -121,7 +123,8 @@ def run_tasks(
 
 
 class _FewExamples:
-    """Drops surplus examples, when earlier results already gave enough for their reason.
+    """Drops examples of rejected rows from results once earlier results gave enough for their
+    reason.
 
     A process holds the results of all items, a hundred thousand and more. Manifests show what comes
     first in the items' order, so that nothing is dropped that would be shown.
@@ -143,7 +146,7 @@ class _FewExamples:
 
 
 class _TimedTask:
-    """Wraps a task so that it also returns its duration in seconds."""
+    """Wrapper of a task that also returns the task's duration in seconds."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -155,7 +158,7 @@ class _TimedTask:
 
 
 class _Done:
-    """Progress of a task: finished results, and the status line about them."""
+    """Results of a task so far, and the status line about its progress."""
 
     def __init__(self, what: str, of: int) -> None:
         self._what, self._of, self._rows = what, of, 0
@@ -173,14 +176,14 @@ class _Done:
         self._rows += int(result.get("rows_in", 0))
 
     def note(self, begun: float) -> None:
-        """Listen to the progress of running items, as a number of items."""
+        """Receive the progress of the running items, as a (fractional) number of items."""
         if begun and not self.results and not self._begun:
             self._began, self._begun_first = time.monotonic(), begun
         self._begun = begun
 
     def text(self) -> str:
-        """Status line: bar, items, share of all where items take long, rows with their rate if
-        counted, remaining time.
+        """Return the status line: progress bar, finished items, percentage, rows and their rate,
+        remaining time.
         """
         done, seconds = len(self.results), time.monotonic() - self._began
         share = min((done + self._begun) / self._of, 1.0)
@@ -198,7 +201,7 @@ class _Done:
 
 
 def add_up(results: Sequence[Mapping[str, Any]]) -> tuple[int, int, dict[str, int]]:
-    """Sum of rows in, rows out and rejected rows by reason over all results.
+    """Sum the rows in, the rows out and the rejected rows by reason over all results.
 
     A task that makes several rows of one, or one of several, reports `rows_used`: the number of
     input rows that were not rejected.
@@ -219,7 +222,7 @@ def _result_path(folder: str, what: str, key: str) -> str:
 
 
 def _saved_result(path: str) -> Result | None:
-    """Saved result of an item; None if the file is broken, so that the item runs again."""
+    """Read the saved result of an item; None if the file is broken, so that the item runs again."""
     try:
         return read_json(path, "Its unit is done again")
     except StorageError:

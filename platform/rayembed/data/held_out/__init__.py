@@ -1,1 +1,3 @@
-"""Held-out parts of data sets: chosen, kept as records, and laid out as retrieval sets."""
+"""Held-out parts of data sets: choosing rows, storing them as records, and writing retrieval sets
+to score.
+"""

@@ -1,4 +1,5 @@
-"""Choice of a data set's held-out rows, by the hashes of its converted rows' texts.
+"""Choose which rows of a data set are held out, by hashes of the texts of its converted
+rows.
 
 Which documents, groups or ids are held out depends on their texts and the seed alone, never on
 parts, files or workers. Documents and groups are ranked by a seeded hash; the first ones are held
@@ -32,7 +33,8 @@ _NONE = np.empty(0, np.int64)
 def choose(
     context: PipelineContext, dataset: DatasetConfig, items: Sequence[ConvertedRows]
 ) -> HeldOutRows:
-    """Choose the held-out rows of the data set.
+    """Choose the held-out rows of the data set as its settings say: a share, groups or
+    listed ids.
 
     Raises:
         DataError: fewer than `MIN_DOCUMENTS` documents would be, or the file of ids cannot be had.
@@ -77,7 +79,9 @@ def _ranked(
     seed: int,
     most: int | None,
 ) -> np.ndarray:
-    """Select the first distinct documents or groups in the order of their seeded keys."""
+    """Return the first `most` distinct hashes of documents or groups in the order of their seeded
+    keys.
+    """
     merged = _NONE
     for item in items:
         merged = np.setdiff1d(np.union1d(merged, item.index()[of]), [NO_HASH])
@@ -87,7 +91,8 @@ def _ranked(
 
 
 def listed_values(held_out: HeldOut, root: str) -> list[str]:
-    """Values that the settings list, or the lines of the file that they name.
+    """Return the ids or groups to hold out: values in the settings, or lines of the file that they
+    name.
 
     Args:
         root: folder that a relative path starts from.

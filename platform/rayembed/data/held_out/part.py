@@ -1,5 +1,5 @@
-"""The held-out part of a data set, made once: its rows, the texts that no training row may have,
-and a set to score: for retrieval in BEIR's layout, of graded pairs with their similarities.
+"""Make the held-out part of a data set once: its rows, the texts barred from training, and a set to
+score in BEIR's layout or of graded pairs.
 
     storage/data/held_out/<data set>-<fingerprint>/parts/           its rows, as records
                                                    texts.npz        hashes of its texts
@@ -62,7 +62,7 @@ _DIGESTS = "digests"
 
 @dataclass(frozen=True)
 class HeldOutPart:
-    """A finished held-out part of a data set."""
+    """A finished held-out part of a data set, with the hashes that identify its rows and texts."""
 
     artifact: DatasetArtifact
     rows: HeldOutRows
@@ -71,7 +71,8 @@ class HeldOutPart:
 
 
 def make_part(context: PipelineContext, checked: ResolvedDataset) -> HeldOutPart | None:
-    """Make or reuse the held-out part of a data set; None: it holds nothing out.
+    """Make or reuse the held-out part of a data set; returns None if the data set holds nothing
+    out.
 
     Records of an earlier job that held a part out hand on that part, and hold out no further one.
 
@@ -113,14 +114,16 @@ def make_part(context: PipelineContext, checked: ResolvedDataset) -> HeldOutPart
 
 @dataclass(frozen=True)
 class CollectRows:
-    """Task: write the held-out rows of a piece, each as its first record."""
+    """Task: write the held-out rows of a piece; a row that gives several records is written as its
+    first one.
+    """
 
     folder: str
     chosen: HeldOutRows
 
     def __call__(self, item: ConvertedRows) -> Result:
-        """Run the task; its result has `parts` and counts; rows that are not held out count as kept
-        for training.
+        """Write the part's rows; return `parts` and counts, in which other rows count as rejected
+        because kept for training.
         """
         writer = RecordWriter(self.folder)
         for records in item.rows():
@@ -189,8 +192,8 @@ def check_set(part: DatasetArtifact) -> None:
 def write_retrieval_set(
     folder: str, parts: Sequence[Part], documents: frozenset[int], held_out: HeldOut
 ) -> tuple[dict[str, int], dict[str, str]]:
-    """Write the retrieval set of held-out rows below a folder; how many queries, documents and
-    judgements it has, and the digests of its files by their path in the folder.
+    """Write the retrieval set of held-out rows; return its numbers of queries, documents and
+    judgements, and the digest of each file.
 
     Ids are hashes of texts and everything is sorted by them, so that equal rows give equal files.
     Texts that differ only in case, width and white space are one: the first in code point order.
@@ -225,8 +228,8 @@ def write_retrieval_set(
 def write_graded_set(
     folder: str, parts: Sequence[Part], held_out: HeldOut
 ) -> tuple[dict[str, int], dict[str, str]]:
-    """Write held-out graded pairs, each once and sorted, at most `max_queries` of them; how many
-    there are, and the digest of their file as `write_retrieval_set` tells it.
+    """Write at most `max_queries` held-out graded pairs, each once; return their number and the
+    digest of the file.
     """
     scores, texts = dict[tuple[str, str], list[float]](), dict[str, str]()
     for one in _records(parts):
@@ -258,8 +261,8 @@ def _check_is_handed_on(name: str, source: Source, held_out: HeldOut | None) -> 
 
 
 def _checked_version(part: DatasetArtifact, source: Source) -> DatasetArtifact:
-    """Version of the held-out part that records carry; hashes of another form would exclude none of
-    its texts.
+    """Return the held-out part if its hashes have this program's version, else raise, since other
+    hashes would exclude no text.
     """
     if (code := part.manifest["inputs"].get("code")) != CODE_VERSION:
         raise ArtifactError(
@@ -295,7 +298,9 @@ def _id(text: str) -> str:
 
 
 def _add(texts: dict[str, str], text: str) -> str:
-    """Add a text by its id, which is returned; of several spellings the first one stays."""
+    """Add a text under its id, and return the id; of several spellings of a text the first in code
+    point order stays.
+    """
     name, spelled = _id(text), text.strip()
     texts[name] = min(texts.get(name, spelled), spelled)
     return name
@@ -307,9 +312,7 @@ def _jsonl(texts: dict[str, str]) -> list[str]:
 
 
 def _write_lines(folder: str, name: str, lines: Sequence[str]) -> dict[str, str]:
-    """Write lines as a file of a folder; its name → digest of what is written, not of what is
-    there later.
-    """
+    """Write lines as a file below a folder; return its name and the digest of the written bytes."""
     content = "".join(f"{line}\n" for line in lines).encode()
     write_atomic(join(folder, name), content)
     return {name: xxhash.xxh3_128_hexdigest(content)}

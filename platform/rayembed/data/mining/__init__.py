@@ -1,1 +1,3 @@
-"""Hard-negative mining with teachers: rules, search, and tasks over parts."""
+"""Hard-negative mining with teachers: candidate search, rules that refuse likely positives, and the
+tasks that run both.
+"""

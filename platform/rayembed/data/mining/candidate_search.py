@@ -1,5 +1,5 @@
-"""The candidate search of mining: tasks that index shards of the corpus, search them, and measure
-recall.
+"""Search the corpus for candidates of hard negatives: tasks that index shards of the corpus, search
+them, and measure recall.
 
 Where a large corpus is searched by few units, each searches one shard after the other on as many
 workers, and the results are merged. They are those of one search bit for bit on a CPU, because
@@ -54,7 +54,7 @@ each, written and read) are then a fifth of the vectors that are read (768 dimen
 
 @dataclass(frozen=True)
 class Shard:
-    """Documents of the corpus by id."""
+    """A range of document ids of the corpus."""
 
     first: int
     stop: int | None
@@ -63,7 +63,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class MiningCut:
-    """Division of mining into units of consecutive parts and shards of the corpus."""
+    """Division of the mining work into units of consecutive parts and into shards of the corpus."""
 
     units: tuple[range, ...]
     """Part numbers of each unit."""
@@ -71,7 +71,8 @@ class MiningCut:
 
 
 def cut_mining(rows: Sequence[int], documents: int, *, indexed: bool = False) -> MiningCut:
-    """Divide parts of queries into units, and the documents of the corpus into shards.
+    """Divide the parts of queries into units of work, and the documents of the corpus into
+    shards.
 
     Args:
         documents: about; what a few less or more change is the size of the last shard.
@@ -100,7 +101,8 @@ def cut_mining(rows: Sequence[int], documents: int, *, indexed: bool = False) ->
 
 
 def parts_of_texts(parts: int) -> int:
-    """Number of parts whose candidates' texts are read together, given a unit's number of parts.
+    """Number of parts whose candidates' texts are read together, for a unit of this many
+    parts.
 
     The negatives of one part are spread over nearly all parts of a corpus, so that fewer would read
     all texts more often. With 7 negatives of a kilobyte, the texts of four parts take some 300 MB.
@@ -120,13 +122,13 @@ _NEAREST = 10
 
 @dataclass(frozen=True)
 class MineUnit:
-    """Work item: consecutive parts of queries, for which the corpus is read once."""
+    """Work item: consecutive parts of queries, which are mined in one pass over the corpus."""
 
     parts: tuple[Part, ...]
 
     @property
     def key(self) -> str:
-        """Content hash of the parts."""
+        """Content hash of the unit's parts, which identifies the work item."""
         if len(self.parts) == 1:
             return self.parts[0].digest
         return xxhash.xxh3_128_hexdigest("".join(part.digest for part in self.parts).encode())
@@ -134,33 +136,35 @@ class MineUnit:
 
 @dataclass(frozen=True)
 class SearchItem:
-    """Work item: a unit's queries in one shard."""
+    """Work item: search one shard for the candidates of a unit's queries."""
 
     unit: MineUnit
     shard: int
 
     @property
     def key(self) -> str:
-        """The unit and the number of the shard."""
+        """Unique name from the unit's key and the number of the shard."""
         return f"{self.unit.key}-{self.shard}"
 
 
 @dataclass(frozen=True)
 class IndexItem:
-    """Work item: one shard by one teacher."""
+    """Work item: index one shard with the vectors of one teacher."""
 
     vectors: Vectors
     shard: int
 
     @property
     def key(self) -> str:
-        """The teacher's settings and the number of the shard."""
+        """Unique name from the folder of the teacher's vectors and the number of the shard."""
         return f"{file_name(self.vectors.folder)}-{self.shard}"
 
 
 @dataclass(frozen=True)
 class CorpusSearch:
-    """Search for the candidates of units of queries."""
+    """Candidate search for units of queries: the corpus, its shards, the search method and the
+    number of candidates.
+    """
 
     folder: str
     """Scratch folder of indexes and of search results in shards."""
@@ -173,11 +177,15 @@ class CorpusSearch:
 
     @property
     def in_shards(self) -> bool:
-        """Whether separate tasks search the shards, before `search_unit`."""
+        """Whether separate tasks search the shards first, so that `search_unit` only merges their
+        results.
+        """
         return len(self.shards) > 1 and not self.search.approximate
 
     def search_unit(self, unit: MineUnit, vectors: Vectors, device: str) -> list[TopK]:
-        """Search the candidates of each part of a unit by one teacher."""
+        """Search candidates for the queries of a unit with one teacher; returns scores and ids for
+        each part.
+        """
         corpus = open_corpus(self.files)
         if self.in_shards:
             return self._merged(unit, vectors)
@@ -200,7 +208,7 @@ class CorpusSearch:
         return list(zip(np.split(best[0], edges), np.split(best[1], edges), strict=True))
 
     def approximate(self, queries: Sequence[np.ndarray], vectors: Vectors) -> list[TopK]:
-        """Search the candidates of each block of queries in the indexes of all shards."""
+        """Search the indexes of all shards for the candidates of each block of queries."""
         shape = [(len(block), self.candidates) for block in queries]
         best: list[TopK] = [
             (np.full(one, -np.inf, np.float32), np.full(one, NO_RESULT)) for one in shape
@@ -229,7 +237,7 @@ class CorpusSearch:
 
 @dataclass(frozen=True)
 class SearchShard:
-    """Task: search a shard for the candidates of a unit, by all teachers."""
+    """Task: search one shard with every teacher for the candidates of a unit's queries."""
 
     search: CorpusSearch
     teachers: tuple[Vectors, ...]
@@ -254,12 +262,12 @@ class SearchShard:
 
 @dataclass(frozen=True)
 class IndexShard:
-    """Task: make the index of a shard by a teacher."""
+    """Task: build the index of one shard from one teacher's vectors."""
 
     search: CorpusSearch
 
     def __call__(self, item: IndexItem) -> Result:
-        """Run the task; its result has the number of `documents`."""
+        """Build and save the index; return the number of its `documents`."""
         shard, search = self.search.shards[item.shard], self.search
         vectors = open_corpus(search.files).shards(item.vectors, shard.first, shard.stop)
         documents = [np.empty((0, 0), np.float16), *vectors][1:]
@@ -270,19 +278,19 @@ class IndexShard:
 
 @dataclass(frozen=True)
 class MeasureRecall:
-    """Task: measure by exact search what an approximate one finds."""
+    """Task: measure the recall of an approximate search by comparing it with exact search."""
 
     search: CorpusSearch
     teachers: tuple[Vectors, ...]
 
     def __call__(self, item: MineUnit, device: str = "cpu") -> Result:
-        """Run the task; its result has `recall` of each teacher, over a sample of all parts, which
-        the item has.
-        """
+        """Return the `recall` of each teacher's search, over a sample of the queries."""
         return {"recall": [self._of(item.parts, one, device) for one in self.teachers]}
 
     def _of(self, parts: Sequence[Part], vectors: Vectors, device: str) -> dict[str, Any]:
-        """Recall: share of the exact candidates that are found, over a sample of the queries."""
+        """Measure one teacher's recall over a sample of queries: the share of exact candidates that
+        the approximate search finds.
+        """
         some = np.unique(np.linspace(0, len(parts) - 1, _RECALL_PARTS).astype(int))
         sample = []
         for part in (parts[number] for number in some if parts[number].rows):
@@ -303,7 +311,7 @@ class MeasureRecall:
 
 
 def _share(exact: np.ndarray, found: np.ndarray) -> float:
-    """Share of the exact ids that are among those found for the same query."""
+    """Share of the exact search's ids that the other search found for the same query."""
     wanted = exact != NO_RESULT
     met = [np.isin(one, other) for one, other in zip(exact, found, strict=True)]
     return round(float((np.array(met) & wanted).sum() / max(wanted.sum(), 1)), 6)

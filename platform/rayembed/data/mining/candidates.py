@@ -1,4 +1,5 @@
-"""Candidate lists of a teacher for each query: why some are refused, and the order of the others.
+"""Candidate lists of a teacher for each query: refuse unsuitable candidates, and order the others
+for selection.
 
 Q queries, C places of a list.
 """
@@ -33,7 +34,9 @@ REASONS = {
 
 @dataclass(frozen=True)
 class MinedCandidates:
-    """Candidate lists of one teacher, best first."""
+    """Candidates of one teacher for each query, best first, with the state of each: open or
+    refused.
+    """
 
     scores: np.ndarray
     """(Q, C) float32 scores, `-inf` for empty places."""
@@ -51,7 +54,7 @@ class MinedCandidates:
 
 
 def candidates_of(scores: np.ndarray, ids: np.ndarray, text_hash: np.ndarray) -> MinedCandidates:
-    """Candidate lists from a search result.
+    """Make candidate lists from the scores and ids of a search.
 
     Args:
         text_hash: int64 by id.
@@ -94,14 +97,16 @@ def without_ineligible(
 
 
 def given_positives(queries: Queries, corpus: CorpusIndex) -> np.ndarray:
-    """(G,) bool mask of the rows' own negatives that are positives of their queries."""
+    """(G,) bool mask of the hard negatives given by the rows themselves that are positives of their
+    query.
+    """
     asker = queries.of_row[queries.given_of]
     positives = np.sort(pair_hash(corpus.text_hash[queries.positive], queries.positive_of))
     return among(positives, pair_hash(queries.given_hash, asker))
 
 
 def draw_order(candidates: MinedCandidates, salt: np.ndarray) -> np.ndarray:
-    """(Q, C) columns in a uniform random order that depends on salt and texts only; open ones
+    """(Q, C) columns in random order, determined by salt and texts only; open candidates
     first.
 
     Args:
@@ -112,15 +117,15 @@ def draw_order(candidates: MinedCandidates, salt: np.ndarray) -> np.ndarray:
 
 
 def score_order(candidates: MinedCandidates, scores: np.ndarray) -> np.ndarray:
-    """(Q, C) columns by falling score, ties by rank; open ones first."""
+    """(Q, C) columns by falling score, ties by rank; open candidates first."""
     return np.lexsort((-scores, ~candidates.open))
 
 
 def stratified_order(
     candidates: MinedCandidates, scores: np.ndarray, salt: np.ndarray, strata: int
 ) -> np.ndarray:
-    """(Q, C) columns: one drawn from each stratum of the ranking by score, the highest stratum
-    first, then another from each, and so on; open ones first.
+    """(Q, C) columns in the order of selection: a random candidate of each score stratum, highest
+    first, then a second of each, and so on.
 
     Args:
         salt: (Q,) uint64.
@@ -144,7 +149,9 @@ def stratified_order(
 
 
 def refused(candidates: MinedCandidates, *against: tuple[int, np.ndarray]) -> MinedCandidates:
-    """Refuse open candidates for reasons, each with a (Q, C) bool mask; the first reason counts."""
+    """Mark open candidates as refused where a reason's (Q, C) bool mask is set; the first reason
+    counts.
+    """
     status = candidates.status.copy()
     for reason, mask in against:
         status[(status == OPEN) & mask] = reason
@@ -154,15 +161,17 @@ def refused(candidates: MinedCandidates, *against: tuple[int, np.ndarray]) -> Mi
 def _of_rows(
     hashes: np.ndarray, asker: np.ndarray, of: np.ndarray, wanted: np.ndarray
 ) -> np.ndarray:
-    """(Q, C) bool: whether a hash is among the values wanted for its query; `wanted` is grouped by
-    `of`.
+    """(Q, C) bool mask of hashes that are among the hashes listed for their query; `of` names the
+    query of each listed hash.
     """
     return among(np.sort(pair_hash(wanted, of)), pair_hash(hashes, asker[:, None]))
 
 
 @dataclass(frozen=True)
 class RankedCandidates:
-    """One teacher's lists after the rule. Q queries, C candidates."""
+    """One teacher's candidate lists after the rule has refused likely positives. Q queries, C
+    candidates.
+    """
 
     candidates: MinedCandidates
     scores: np.ndarray
@@ -188,7 +197,8 @@ def rank_candidates(
     config: MiningConfig,
     salt: np.ndarray,
 ) -> RankedCandidates:
-    """Apply the rule to candidate lists.
+    """Refuse candidates that score too high by the mining rule, and order the others for
+    selection.
 
     Args:
         scores: (Q, C) of a cross-encoder; None: the teacher's decide.
@@ -210,7 +220,7 @@ def rank_candidates(
 
 
 def salts(records: Sequence[Record], seed: int, teacher: int) -> np.ndarray:
-    """(Q,) uint64 salts that depend on seed, teacher and record id only."""
+    """(Q,) uint64 salts for random orders, from seed, teacher and record id only."""
     of_rows = (f"{seed}\0mining {teacher}\0{record.id}".encode() for record in records)
     return np.array([xxhash.xxh3_64_intdigest(one) for one in of_rows], dtype=np.uint64)
 
@@ -221,7 +231,9 @@ Copies = Callable[[Mapping[int, Collection[int]]], dict[int, set[int]]]
 
 @dataclass(frozen=True)
 class SelectedNegative:
-    """A selected negative: its document, the teacher that proposed it and its rank in that list."""
+    """A selected negative: its document, the teacher that proposed it, and its rank in that
+    teacher's list.
+    """
 
     document: int
     teacher: int
@@ -231,7 +243,8 @@ class SelectedNegative:
 def select_negatives(
     lists: Sequence[Sequence[Sequence[int]]], wanted: Sequence[int], copies: Copies | None
 ) -> tuple[list[list[SelectedNegative]], int]:
-    """Select negatives of each row in order, and count the copies of positives that were skipped.
+    """Select the negatives of each row, and count the candidates skipped as copies of
+    positives.
 
     Args:
         lists: for each row and teacher the documents to take, the first one first.
@@ -268,7 +281,7 @@ def select_negatives(
 def round_robin(
     lists: Sequence[Sequence[int]], count: int, refused: Collection[int] = ()
 ) -> list[SelectedNegative]:
-    """Up to `count` distinct, not refused documents, one from each list in turn."""
+    """Take up to `count` distinct documents that are not refused, one from each list in turn."""
     taken: dict[int, SelectedNegative] = {}
     places = [0] * len(lists)
     left = [teacher for teacher, documents in enumerate(lists) if documents]
@@ -322,7 +335,8 @@ def copies_among(
     positives: Sequence[Sequence[str]],
     similarity: float | None,
 ) -> dict[int, set[int]]:
-    """Requested documents (row → ids) that copy or nearly duplicate the row's query or a positive.
+    """Find among the documents listed for each row (row → ids) those equal or similar to the row's
+    query or a positive.
 
     Args:
         texts: of the documents by id.

@@ -1,4 +1,5 @@
-"""The corpus to mine from: metadata of all documents in memory, vectors and texts on disk.
+"""The corpus that hard negatives are mined from: metadata of all documents in memory, vectors and
+texts on disk.
 
 Documents are the positives of all rows and those of a separate corpus, but for texts of benchmarks
 in the latter. A text counts once, at its first occurrence; its id is its rank among first
@@ -55,7 +56,7 @@ _READ_AT_ONCE = 32
 
 @dataclass(frozen=True)
 class CorpusFiles:
-    """Locations of the corpus' documents and vectors."""
+    """Files that hold the documents of the corpus and their vectors."""
 
     records: tuple[Part, ...]
     """Parts of rows, whose positives are documents."""
@@ -75,7 +76,7 @@ class CorpusFiles:
 
 @dataclass(frozen=True)
 class CorpusIndex:
-    """In-memory metadata of all documents."""
+    """Metadata of all documents of the corpus, in memory or memory-mapped."""
 
     files: CorpusFiles
     keep: np.ndarray
@@ -103,14 +104,14 @@ class CorpusIndex:
 
     @property
     def num_documents(self) -> int:
-        """N."""
+        """Number N of documents in the corpus."""
         return int(self.starts[-1])
 
     def shards(
         self, vectors: Vectors, first: int = 0, stop: int | None = None
     ) -> Iterator[np.ndarray]:
-        """Vectors of all documents by id, float16, part by part; or of those with ids from `first`
-        to before `stop`.
+        """Yield the float16 vectors of the documents with ids from `first` to before `stop`, part
+        by part.
         """
         stop = self.num_documents if stop is None else min(stop, self.num_documents)
         for number, part in enumerate(self.files.parts):
@@ -125,8 +126,8 @@ class CorpusIndex:
     def vectors_of(
         self, vectors: Vectors, documents: np.ndarray
     ) -> Iterator[tuple[slice, np.ndarray]]:
-        """(n, D) float16 vectors of documents, given sorted ids, which may repeat; yielded part by
-        part, with their positions among the ids. Only parts with requested ids are read.
+        """Yield (n, D) float16 vectors of documents part by part, with their positions among the
+        given sorted ids. Only parts with requested ids are read.
         """
         for number, inside in self._by_part(documents):
             places = np.flatnonzero(self._kept(number))[inside]
@@ -135,7 +136,7 @@ class CorpusIndex:
             yield slice(start, start + len(inside)), found[places]
 
     def texts_of(self, documents: Collection[int]) -> dict[int, str]:
-        """Texts of documents by id; only parts with requested ids are read."""
+        """Read the texts of documents by id; parts without any of these ids are not read."""
         texts: dict[int, str] = {}
         wanted = np.array(sorted(documents), dtype=np.int64)
         for number, inside in self._by_part(wanted):
@@ -145,23 +146,29 @@ class CorpusIndex:
         return texts
 
     def ids_of(self, text_hash: np.ndarray) -> np.ndarray:
-        """(n,) int64 ids of documents by hash; every hash must be in the corpus."""
+        """(n,) int64 document ids, given text hashes that must all be in the corpus."""
         return np.asarray(self.by_hash[np.searchsorted(self.sorted_hash, text_hash)], np.int64)
 
     def of_class(self, text_hash: np.ndarray, label_hash: np.ndarray) -> np.ndarray:
-        """Whether texts have a class, elementwise; bool of the arrays' common shape."""
+        """Bool mask of the texts that have the given class, element by element."""
         return among(self.classes, pair_hash(text_hash, label_hash))
 
     def shares(self, query_hash: np.ndarray) -> np.ndarray:
-        """(n,) bool: several rows have the query and share their positives."""
+        """(n,) bool mask of queries that several rows have, so that these rows share their
+        positives.
+        """
         return among(self.shared_query, query_hash)
 
     def is_vague(self, query_hash: np.ndarray) -> np.ndarray:
-        """(n,) bool: several rows have the query, with more positives than `MOST_SHARED`."""
+        """(n,) bool mask of queries that several rows have, with more than `MOST_SHARED` positives
+        in all.
+        """
         return among(self.vague_query, query_hash)
 
     def positives_of(self, query_hash: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Positives of shared queries, as pairs of an index into `query_hash` and a positive."""
+        """Return the positives of shared queries, as pairs of an index into `query_hash` and a
+        document id.
+        """
         first = np.searchsorted(self.shared_query, query_hash, "left")
         count = np.searchsorted(self.shared_query, query_hash, "right") - first
         of = np.repeat(np.arange(len(query_hash)), count)
@@ -169,14 +176,16 @@ class CorpusIndex:
         return of, self.shared_document[first[of] + within]
 
     def _by_part(self, documents: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Parts that have any of the sorted ids, with these counted from the part's first id."""
+        """Yield each part that has any of the sorted ids, with these ids counted from the part's
+        first one.
+        """
         edges = np.searchsorted(documents, self.starts)
         for number in np.flatnonzero(np.diff(edges)).tolist():
             inside = documents[edges[number] : edges[number + 1]]
             yield number, inside - self.starts[number]
 
     def _kept(self, number: int) -> np.ndarray:
-        """(M,) bool mask of the part's texts that are documents by their place in it."""
+        """(M,) bool mask of the part's distinct texts that are documents of the corpus."""
         return np.asarray(self.keep[self.first_text[number] : self.first_text[number + 1]])
 
     def _read_texts(self, number: int, places: np.ndarray) -> list[str]:
@@ -192,7 +201,8 @@ class CorpusIndex:
 
 @lru_cache(maxsize=1)
 def open_corpus(files: CorpusFiles) -> CorpusIndex:
-    """Load the corpus metadata, once for each process; those of a large corpus are mapped.
+    """Load the corpus metadata once for each process; the metadata of a large corpus are
+    memory-mapped.
 
     Raises:
         PlacementError: this machine has not the memory that they take while they are made.
@@ -225,7 +235,7 @@ def open_corpus(files: CorpusFiles) -> CorpusIndex:
 
 
 def _metadata(files: CorpusFiles) -> dict[str, np.ndarray]:
-    """Arrays of `Corpus`; peaks at 68 bytes a document of 4 million, one for each row."""
+    """Compute the arrays of `CorpusIndex`, with a memory peak of about 68 bytes a document."""
     asked, several = _queries(files.records)
     hashes, counts, classes = [], [], [np.empty(0, np.uint64)]
     pairs = [np.empty((2, 0), np.int64)]
@@ -277,13 +287,15 @@ def _metadata(files: CorpusFiles) -> dict[str, np.ndarray]:
 
 
 def _in_turn(pool: ThreadPoolExecutor, files: CorpusFiles) -> Iterator[PartTexts]:
-    """Indexes of the parts' texts in their order, some of them read at a time."""
+    """Yield the text indexes of all parts in order, reading several files at a time."""
     for first in range(0, len(files.parts), _READ_AT_ONCE):
         yield from pool.map(files.index.texts, files.parts[first : first + _READ_AT_ONCE])
 
 
 def _queries(parts: Sequence[Part]) -> tuple[np.ndarray, np.ndarray]:
-    """Int64 `normalised_hash` of all rows' queries, and the sorted ones that several rows share."""
+    """Return the int64 `normalised_hash` of every row's query, and the sorted hashes that occur in
+    several rows.
+    """
     asked, first = read_column(parts, "query_hash"), 0
     for part in parts:
         texts = read_table(part.path, ["query"])["query"]
@@ -297,8 +309,8 @@ def _queries(parts: Sequence[Part]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _by_range(hashes: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Iterate over ranges of hashes in ascending order: their positions and the count before them.
-    Sorting range by range needs little additional memory.
+    """Divide hashes into ascending ranges; yield the positions of each range's hashes, and the
+    count of smaller ones. Sorting range by range needs little additional memory.
     """
     ranges = max(len(hashes) // _RANGE_DOCUMENTS, 1)
     edges = [-(2**63) + number * 2**64 // ranges for number in range(ranges)]
@@ -320,7 +332,7 @@ def _read_column(part: Part, name: str) -> pa.ChunkedArray:
 
 
 def among(wanted: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Whether the sorted array `wanted` contains each value; bool of the values' shape."""
+    """Bool mask of the values that the sorted array `wanted` contains."""
     if not len(wanted):
         return np.zeros(values.shape, dtype=bool)
     places = np.searchsorted(wanted, values).clip(max=len(wanted) - 1)
@@ -328,13 +340,13 @@ def among(wanted: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def pair_hash(text_hash: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """uint64 hash of a text combined with another int64, such as its class."""
+    """uint64 hash of a text hash combined with another int64, such as a class hash."""
     return mixed(text_hash.view(np.uint64) ^ mixed(other))
 
 
 def _shared(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sorted hashes of queries that several rows share, each with a positive's hash; and queries
-    with too many positives.
+    """Return the sorted pairs of a shared query and a positive, and the queries left out for having
+    too many positives.
 
     Args:
         pairs: (2, n) int64 hashes of such queries and of their positives, with repetition.

@@ -26,14 +26,15 @@ _SHOWN_CHARACTERS = 300
 
 
 def histogram(scores: np.ndarray) -> list[int]:
-    """Counts of scores in the 100 bins."""
+    """Count the scores in each of the 100 bins of `HISTOGRAM_EDGES`."""
     inside = np.clip(scores.astype(np.float64), -1.0, 1.0)
     counts: list[int] = np.histogram(inside, bins=HISTOGRAM_EDGES)[0].tolist()
     return counts
 
 
 def refused_counts(lists: Sequence[MinedCandidates], copies: int, given: int) -> dict[str, int]:
-    """Reason → refused candidates over all rows and teachers, without zeros.
+    """Count the refused candidates by reason, over all rows and teachers; reasons without any are
+    left out.
 
     Args:
         copies: near-duplicates that were met while negatives were chosen.
@@ -48,12 +49,14 @@ def refused_counts(lists: Sequence[MinedCandidates], copies: int, given: int) ->
 
 
 def count_candidates(lists: Sequence[MinedCandidates]) -> int:
-    """Number of candidates over all rows and teachers."""
+    """Number of candidates that were looked at, over all rows and teachers."""
     return sum(int((candidates.status != EMPTY).sum()) for candidates in lists)
 
 
 def rows_to_show(records: Sequence[Record]) -> list[tuple[int, int]]:
-    """Sort key and row number of the examples: rows with the lowest id hashes over all parts."""
+    """Sort keys and row numbers of the rows that serve as examples: those with the lowest id
+    hashes.
+    """
     keys = mixed(np.array([text_hash(record.id) for record in records], dtype=np.int64))
     return [(int(keys[row]), int(row)) for row in np.argsort(keys, kind="stable")[:EXAMPLES]]
 
@@ -61,7 +64,8 @@ def rows_to_show(records: Sequence[Record]) -> list[tuple[int, int]]:
 def example(
     record: Record, refused: Sequence[tuple[str, float]], positive_score: float
 ) -> dict[str, Any]:
-    """One mined row for the audit.
+    """Describe one mined row for the audit page: query, positive, negatives and refused
+    candidates.
 
     Args:
         refused: texts that the rule refused, with the scores by which it did.
@@ -87,13 +91,13 @@ def example(
 
 
 def write_examples(folder: str, part: str, examples: Mapping[int, Mapping[str, Any]]) -> None:
-    """Write a unit's examples with their order, for `add_up_mining`."""
+    """Write the examples of a unit under their sort keys, for `add_up_mining`."""
     values = {str(order): one for order, one in examples.items()}
     write_json(join(folder, f"{part}.json"), values)
 
 
 def add_up_blocks(results: Sequence[Result]) -> Result:
-    """Sum the reports of a unit's blocks of parts."""
+    """Sum the results of all blocks of parts within a unit."""
     return {
         **_sums(results),
         "rows_in": sum(result["rows_in"] for result in results),
@@ -104,7 +108,9 @@ def add_up_blocks(results: Sequence[Result]) -> Result:
 
 
 def add_up_mining(results: Sequence[Result], folder: str) -> dict[str, Any]:
-    """Manifest entries, aggregated over the results of all parts; `folder` as `shown_examples`."""
+    """Make the manifest entries of mining: statistics summed over all results, and examples read
+    from `folder`.
+    """
     return {**_sums(results), "mining_examples": shown_examples(results, folder)}
 
 
@@ -126,7 +132,8 @@ def _sums(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def shown_examples(results: Sequence[Result], folder: str) -> list[dict[str, Any]]:
-    """The examples of the first rows over all parts.
+    """Read the examples that the manifest shows: those with the lowest sort keys over all
+    parts.
 
     Args:
         results: `part`, and the orders of its examples, `examples_at`.

@@ -1,4 +1,5 @@
-"""A separate corpus to mine from: document files become parts, which a teacher embeds.
+"""Read a separate corpus to mine from: document files become parts, which a teacher then
+embeds.
 
 Parts of documents are Parquet files of one column, `text`, named by their content.
 """
@@ -62,7 +63,7 @@ class ReadDocuments:
     held_out: HeldOut
 
     def __call__(self, item: DocumentPiece) -> Result:
-        """Run the task; its result has `parts`, counts and rejected examples; a row may hold
+        """Write the documents; return `parts`, counts and examples of rejected rows. A row may hold
         several documents.
         """
         waiting: dict[str, None] = {}
@@ -100,7 +101,9 @@ class ReadDocuments:
         }
 
     def _not_held_out(self, row: Row | BadRow, texts: Sequence[str]) -> list[str]:
-        """Documents of a row but held-out ones; none if a text that `column` joins is held out."""
+        """Drop the held-out documents of a row; drop all if one of the texts that `column` joins is
+        held out.
+        """
         held = self.held_out.texts
         level, dot, names = self.column.rpartition(".")
         for name in names.split("+") if held and "+" in names else ():
@@ -113,7 +116,8 @@ class ReadDocuments:
 def corpus_of(
     context: PipelineContext, corpus: settings.Corpus, held_out: HeldOut
 ) -> tuple[ArtifactWriter, list[FilePiece]]:
-    """Writer and inputs of the corpus' folder, which may not exist yet.
+    """Return the writer of the corpus' folder, which may not exist yet, and the pieces of its
+    document files.
 
     Raises:
         DataError: nothing there, or files that are none of the known kinds.
@@ -151,7 +155,7 @@ def make_documents(
 
 
 def documents_of(row: Row | BadRow, column: str) -> list[str] | str:
-    """Documents of a row, or the reason why it has none."""
+    """Return the documents in a row, or the reason why the row has none."""
     if isinstance(row, BadRow):
         return row.reason
     value = read_column(row.values, column)
@@ -163,7 +167,7 @@ def documents_of(row: Row | BadRow, column: str) -> list[str] | str:
 
 
 def documents_in(path: str, column: str) -> Iterator[str]:
-    """All texts of a column of Parquet, JSONL or CSV files, in their order.
+    """Yield all texts of one column of Parquet, JSONL or CSV files, in their order.
 
     Raises:
         ConfigError: no such column; at once.
@@ -191,7 +195,9 @@ def _shown(row: Row | BadRow) -> str:
 
 
 def write_documents(folder: str, texts: Sequence[str]) -> Part:
-    """Write texts as a part below `folder`; idempotent."""
+    """Write texts as a Parquet file named by its content below `folder`; writing again has no
+    effect.
+    """
     content = parquet_bytes(pa.table({"text": list(texts)}, SCHEMA))
     path = join(folder, f"part-{xxhash.xxh3_128_hexdigest(content)}.parquet")
     write_atomic(path, content)
@@ -199,7 +205,7 @@ def write_documents(folder: str, texts: Sequence[str]) -> Part:
 
 
 def _accept(corpus: settings.Corpus, results: Sequence[Result]) -> None:
-    """Raise when there are no documents, or too many rows without one."""
+    """Raise if the corpus has no documents, or too many rows without one."""
     rows, documents, rejected = add_up(results)
     counts = ", ".join(f"{count} × {reason}" for reason, count in rejected.items())
     good = (_DUPLICATE, HELD_OUT_TEXT)

@@ -44,7 +44,7 @@ _LOW_RECALL = 0.9
 def make_mined(
     context: PipelineContext, dataset: DatasetConfig, parent: DatasetArtifact, held_out: HeldOut
 ) -> DatasetArtifact:
-    """Mine a data set: folder of the records with their hard negatives.
+    """Mine a data set into a folder of its records with hard negatives.
 
     Args:
         held_out: what documents of `mining.corpus` may not be; the records were checked before.
@@ -109,7 +109,7 @@ def _mine(
     writer: ArtifactWriter,
     cross_encoder: str | None,
 ) -> DatasetArtifact:
-    """Run the mining; `cross_encoder` is the fingerprint of its weights."""
+    """Run all mining tasks and write the folder's manifest."""
     config = dataset.mining
     assert config is not None
     teachers = [writer.settled(context, teacher) for teacher in _teachers(config)]
@@ -176,7 +176,8 @@ def _texts_of_benchmarks(
     documents: Sequence[Part],
     writer: ArtifactWriter,
 ) -> tuple[str, dict[str, Any]]:
-    """File of the hashes of excluded documents, empty for none, and manifest entries.
+    """Return the path of a file with hashes of excluded documents (empty if there are none), and
+    manifest entries about them.
 
     Documents keep their parts, and so their vectors, whatever the evaluation texts are.
     """
@@ -202,8 +203,8 @@ def _search(
     dataset: str,
     execute: Execute,
 ) -> dict[str, Any]:
-    """Build the indexes and search the shards for all units before mining; returns manifest
-    entries.
+    """Build the indexes or search the shards for all units before mining; return manifest entries
+    about the recall.
     """
     working, teachers = search.folder, tuple(vectors)
     shards = range(len(search.shards))
@@ -222,7 +223,7 @@ def _search(
 
 
 def _tell(made: DatasetArtifact) -> None:
-    """Log the outcome; too few negatives are reported, not an error."""
+    """Log the outcome of mining; too few negatives cause a warning, not an error."""
     told = made.manifest
     for measured in told.get("search", {}).get("measured", ()):
         much = measured["recall"] < _LOW_RECALL
@@ -253,7 +254,7 @@ def _tell(made: DatasetArtifact) -> None:
 
 
 def _teachers(config: MiningConfig) -> tuple[Teacher, ...]:
-    """Teachers in the order in which they take turns."""
+    """All teachers, in the order in which each proposes a negative in turn."""
     return (config, *config.further_teachers)
 
 
@@ -264,7 +265,7 @@ def _embedded(
     documents: Sequence[Part],
     teacher: Teacher,
 ) -> Vectors:
-    """Embed everything that the teacher scores."""
+    """Embed all texts that this teacher scores: rows, corpus documents, and given negatives."""
     vectors = embed_parts(context, dataset.name, records, teacher)
     further: list[tuple[Texts, Sequence[Part]]] = [("documents", documents)]
     if dataset.mining is not None and dataset.mining.pool == "given":

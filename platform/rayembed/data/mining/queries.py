@@ -1,4 +1,5 @@
-"""Queries of a part with all texts that are not negatives of them, and their own negatives.
+"""Distinct queries of a part, with the positives that must not become their negatives, and the
+rows' own hard negatives.
 
 Rows with the same query form one query with the positives of all, so that dependent results are
 computed once instead of for each row. The negatives that rows bring are the only candidates where
@@ -20,7 +21,9 @@ from rayembed.search.order import NO_RESULT
 
 @dataclass(frozen=True)
 class Queries:
-    """Queries of a part: N rows with Q distinct queries, P positives and G own negatives."""
+    """Arrays about a part's queries: N rows with Q distinct queries, P positives and G hard
+    negatives given by the rows.
+    """
 
     query_hash: np.ndarray
     """(N,) int64 hash of the query's text."""
@@ -47,7 +50,8 @@ class Queries:
 
 
 def queries_of(records: Sequence[Record], corpus: CorpusIndex) -> Queries:
-    """Queries of the records, which must be rows of the corpus.
+    """Collect the distinct queries of records and the positives of each; the records must be rows
+    of the corpus.
 
     Queries that differ by case and white space are several, with the positives of all of them.
 
@@ -95,7 +99,9 @@ def queries_of(records: Sequence[Record], corpus: CorpusIndex) -> Queries:
 def positive_texts(
     records: Sequence[Record], queries: Queries, corpus: CorpusIndex
 ) -> list[tuple[str, ...]]:
-    """Texts of each query's positives; those in the rows themselves are not read again."""
+    """Return the texts of each query's positives, reading from the corpus only those that the rows
+    themselves lack.
+    """
     own = [dict.fromkeys(records[row].positives) for row in queries.first_row]
     count = np.bincount(queries.positive_of, minlength=len(own))
     further = (
@@ -111,7 +117,7 @@ def positive_texts(
 def positive_scores(
     queries: Queries, query_vectors: np.ndarray, corpus: CorpusIndex, vectors: Vectors
 ) -> np.ndarray:
-    """(P,) float32 teacher scores of the queries with their positives.
+    """(P,) float32 scores that a teacher gives each query with each of its positives.
 
     Args:
         query_vectors: (N, D) of unit length.
@@ -131,7 +137,7 @@ def positive_scores(
 
 
 def of_own_positives(queries: Queries, scores: np.ndarray) -> list[list[float]]:
-    """Scores of each row's own positives, in their order.
+    """Return for each row the scores of its own positives, in their order.
 
     Args:
         scores: (P,) of all positives.
@@ -141,7 +147,9 @@ def of_own_positives(queries: Queries, scores: np.ndarray) -> list[list[float]]:
 
 
 def lowest_of_queries(query: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """Lowest score of each query; `query` is sorted and has every number."""
+    """Lowest score of each query; `query` is the sorted query number of each score, without
+    gaps.
+    """
     return np.asarray(np.minimum.reduceat(scores, np.flatnonzero(np.diff(query, prepend=-1))))
 
 
@@ -160,7 +168,7 @@ def _array(values: Sequence[int]) -> np.ndarray:
 def given_lists(
     records: Sequence[Record], queries: np.ndarray, given: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scores and ids of each row's own negatives, best first, in the format of
+    """Scores and ids of each row's given hard negatives, best first, in the format of
     `search.exact.top_k`.
 
     Args:

@@ -1,4 +1,5 @@
-"""Rescoring: a cross-encoder's scores of positives and candidates replace the teacher's.
+"""Rescore positives and candidates with a cross-encoder, whose scores replace the teacher's in the
+mining rule.
 
 The model stays loaded in the process that uses it. N rows, C places of a list.
 """
@@ -66,7 +67,8 @@ def release_cross_encoder() -> None:
 
 
 def check_cross_encoder(folder: Path, reference: str) -> None:
-    """Check that the folder holds a model that scores pairs with a trained head.
+    """Check that the folder holds a cross-encoder with a trained head that gives one score for a
+    pair.
 
     From any other model transformers would make a classifier with random weights. Only the names of
     the weights are read.
@@ -181,7 +183,9 @@ def _open_documents(lists: Sequence[MinedCandidates], row: int) -> set[int]:
 
 @lru_cache(maxsize=1)
 def _load(reference: str, weights: str, max_length: int, device: str, dtype: Dtype) -> Scorer:
-    """Load the cross-encoder; linear layers work in `dtype`, but for those that give the score."""
+    """Load the cross-encoder; its linear layers compute in `dtype`, except those that give the
+    score.
+    """
     model = _model(reference, max_length, device, dtype)
     budget = _TOKENS_PER_BATCH_CPU if device == "cpu" else _TOKENS_PER_BATCH_GPU
     pad, further = partial(_padded, model.tokenizer), dict[str, Any]()
@@ -226,7 +230,9 @@ def _load(reference: str, weights: str, max_length: int, device: str, dtype: Dty
 
 
 def _model(reference: str, max_length: int, device: str, dtype: Dtype) -> Any:
-    """The sentence-transformers cross-encoder with the interface that `passes` expects."""
+    """Load the sentence-transformers cross-encoder and set it up for `passes`, which runs its
+    micro-batches.
+    """
     from sentence_transformers import CrossEncoder as Model
 
     if device == "cpu":
@@ -257,7 +263,9 @@ def _model(reference: str, max_length: int, device: str, dtype: Dtype) -> Any:
 def _tokenized(
     model: Any, pairs: Sequence[tuple[str, str]]
 ) -> tuple[list[dict[str, Tensor]], dict[str, Any]]:
-    """Unpadded arrays of each pair, and further inputs of the model."""
+    """Tokenise pairs: the model's inputs of each pair without padding, and inputs that all pairs
+    share.
+    """
     made = model.preprocess(list(pairs), prompt=model.prompts.get(model.default_prompt_name))
     mask = made["attention_mask"].bool()
     arrays = {
@@ -270,7 +278,9 @@ def _tokenized(
 
 
 def _padded(tokenizer: Any, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Micro-batch of the pairs, padded to the longest on the tokenizer's side."""
+    """Join the inputs of several pairs into a micro-batch, padded on the side that the tokenizer
+    pads.
+    """
     fill = {
         "input_ids": tokenizer.pad_token_id or 0,
         "token_type_ids": tokenizer.pad_token_type_id,

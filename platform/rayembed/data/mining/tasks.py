@@ -1,4 +1,4 @@
-"""The mining task: finds the hard negatives of the rows of a unit.
+"""The mining task, which selects the hard negatives of all rows of a unit.
 
 What a process holds of a unit: vectors of its queries, 12 bytes for each candidate of each query,
 and beyond that the rows and texts of some parts at a time (`found.parts_of_texts`).
@@ -65,7 +65,7 @@ ReadTexts = Callable[[Collection[int]], Mapping[int, str]]
 
 @dataclass(frozen=True)
 class _MinedPart:
-    """Mining state of a part's rows before negatives are selected."""
+    """State of mining a part: its rows, candidates and scores before negatives are selected."""
 
     records: list[Record]
     queries: Queries
@@ -87,7 +87,7 @@ class _MinedPart:
 
 @dataclass(frozen=True)
 class MineParts:
-    """Task: write the records of a unit's parts with hard negatives."""
+    """Task: select hard negatives for the rows of a unit's parts, and write these as new parts."""
 
     folder: str
     """Folder of the output parts."""
@@ -102,8 +102,8 @@ class MineParts:
     load_cross_encoder: Callable[[CrossEncoder, str, str], Scorer] = load_cross_encoder
 
     def __call__(self, item: MineUnit, device: str = "cpu") -> Result:
-        """Run the task; its result has the new parts and the statistics that `counts.add_up_mining`
-        aggregates.
+        """Write the unit's new parts, and return their names with the statistics that
+        `counts.add_up_mining` sums.
         """
         found: list[list[TopK | None]] = [[None] * len(item.parts) for _ in self.teachers]
         # A cross-encoder takes most of the time where there is one, else the search.
