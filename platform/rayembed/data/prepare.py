@@ -1,4 +1,5 @@
-"""Data preparation: settings become records and batch plans, in folders named by their inputs.
+"""Data preparation: turn settings into records and batch plans, in folders named by a hash of their
+inputs.
 
     storage/data/converted/<data set>-<fingerprint>/   records of all rows, where some are held out
     storage/data/held_out/<data set>-<fingerprint>/    kept from training, to be scored
@@ -49,7 +50,8 @@ log = logging.getLogger(__name__)
 def prepare(
     run: Run, context: PipelineContext, checked: Sequence[ResolvedDataset] = ()
 ) -> dict[str, str]:
-    """Prepare all stages of a training run: stage name → folder of its batch plan.
+    """Prepare the data of all stages of a training run; return the folder of each stage's batch
+    plan.
 
     Models that this process has loaded for it are released.
 
@@ -123,7 +125,8 @@ def prepare_datasets(
     until: str | None = None,
     sources: Sequence[ResolvedDataset] | None = None,
 ) -> dict[str, list[DatasetArtifact]]:
-    """Prepare each data set: name → folders of its steps in order; the last one is the result.
+    """Run the preparation steps of each data set; return the folder of each step in order, the last
+    one being the result.
 
     Steps that a data set's settings do not ask for are left out.
 
@@ -170,7 +173,9 @@ def prepare_datasets(
 
 
 def _check_teachers_take(dataset: DatasetConfig, records: DatasetArtifact) -> None:
-    """Raise when a teacher would take graded records of an earlier job for positives."""
+    """Raise if a teacher's step (filter, mining, clusters) would treat graded pairs of an earlier
+    job as queries with positives.
+    """
     if dataset.steps and dataset.source.has_records and are_graded(records.parts):
         step = dataset.steps[0].kind
         raise DataError(

@@ -1,4 +1,4 @@
-"""The record: one row of training data in memory; `parts` has its columns in files."""
+"""The record: one row of training data in memory; `parts` defines its columns in files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from rayembed.errors import DataError
 
 @dataclass(frozen=True)
 class Negative:
-    """A hard negative and its provenance."""
+    """A hard negative, with the teacher, rule, rank and scores by which it was chosen."""
 
     text: str
     rank: int | None = None
@@ -82,7 +82,7 @@ class Record:
 
 
 def reject_reason(row: Mapping[str, Any]) -> str | None:
-    """Reason why a row cannot become a record; None if it can.
+    """Return the reason why a row cannot become a record; None if it can.
 
     `no query` or `no positive` (missing, of another type, or space alone), `query has no visible
     character`, `positive has no visible character`, `positive equals query`.

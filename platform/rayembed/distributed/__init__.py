@@ -1,1 +1,1 @@
-"""Differentiable collectives and GradCache: the only importer of torch.distributed."""
+"""Differentiable collectives and GradCache: the only package that imports torch.distributed."""

@@ -57,7 +57,7 @@ def gather_with_gradient(local: Tensor) -> Tensor:
 
 
 def sum_with_gradient(local: Tensor) -> Tensor:
-    """Sum over workers; its gradient is the sum of the workers' gradients."""
+    """Sum a tensor over workers; its gradient is the sum of all workers' gradients."""
     if world_size() == 1:
         return local
     total: Tensor = _Sum.apply(local)  # type: ignore[no-untyped-call]
@@ -72,7 +72,7 @@ def summed(values: Tensor) -> Tensor:
 
 
 def largest(value: int, device: torch.device) -> int:
-    """Maximum of the workers' integers."""
+    """Return the maximum over workers of an integer."""
     if world_size() == 1:
         return value
     return int(maxima(torch.tensor(value, device=device)))
@@ -86,7 +86,8 @@ def maxima(values: Tensor) -> Tensor:
 
 
 def read_together(*tensors: Tensor) -> list[Tensor]:
-    """Copy the tensors to the CPU in one transfer: the host waits for its device once.
+    """Copy several tensors to the CPU in one transfer, so that the host waits for the device only
+    once.
 
     They go as float64, which holds all of float32 and integers below 2⁵³.
     """
@@ -96,7 +97,9 @@ def read_together(*tensors: Tensor) -> list[Tensor]:
 
 
 def _scatters(device: torch.device) -> bool:
-    """Whether tensors on the device are reduced by NCCL, which sends each worker its part alone."""
+    """Whether NCCL does the reduction, which can send each worker only its own part of the
+    result.
+    """
     return device.type == "cuda"
 
 

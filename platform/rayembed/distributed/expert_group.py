@@ -1,4 +1,5 @@
-"""Worker group that shares the experts of a mixture, and its communication.
+"""Group of workers that share the experts of a mixture-of-experts model, and their
+communication.
 
 P workers of a group, each with E / P experts, in the order of their ranks; H width of a row.
 """
@@ -14,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ExpertGroup:
-    """Group of workers that together hold all experts; every call is collective."""
+    """Group of workers that together hold all experts; all workers must make each call together."""
 
     process_group: dist.ProcessGroup
 
@@ -29,7 +30,8 @@ class ExpertGroup:
         return dist.get_rank(self.process_group)
 
     def exchange_counts(self, counts: Tensor) -> Tensor:
-        """(P, E / P) rows that each worker has for each expert of this one.
+        """(P, E / P) number of rows that each worker will send for each expert of this
+        worker.
 
         Args:
             counts: (E,) how many rows this worker has for each expert.
@@ -39,7 +41,8 @@ class ExpertGroup:
         return received.view(self.size, -1)
 
     def exchange_rows(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        """(sum of `received`, H) rows from the workers, concatenated; with gradient.
+        """Send rows to the workers, and return the (sum of `received`, H) rows received from them,
+        with gradient.
 
         Args:
             rows: (sum of `sent`, H) what each worker is to get, one after the other.
@@ -52,25 +55,27 @@ class ExpertGroup:
         return exchanged
 
     def gather(self, share: Tensor) -> Tensor:
-        """Concatenate all workers' shares along the first dimension; no gradient."""
+        """Concatenate all workers' tensors along the first dimension, without gradient."""
         share = share.detach().contiguous()
         parts = [torch.empty_like(share) for _ in range(self.size)]
         dist.all_gather(parts, share, group=self.process_group)
         return torch.cat(parts)
 
     def share_of(self, whole: Tensor) -> Tensor:
-        """Share of this worker in a tensor from `gather`."""
+        """Return this worker's part of a tensor that `gather` returned."""
         return whole.chunk(self.size)[self.place]
 
     def sum(self, value: Tensor) -> Tensor:
-        """Sum over the workers; no gradient."""
+        """Sum a tensor over the workers, without gradient."""
         total = value.detach().clone()
         dist.all_reduce(total, group=self.process_group)
         return total
 
 
 class _ExchangeRows(torch.autograd.Function):
-    """Exchange of rows whose gradients return to the rows' senders."""
+    """Differentiable all-to-all exchange of rows; gradients return to the worker that sent
+    the row.
+    """
 
     @staticmethod
     def forward(

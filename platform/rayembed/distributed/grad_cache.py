@@ -31,22 +31,26 @@ T = TypeVar("T")
 
 
 class Output(Protocol):
-    """Forward output of a micro-batch of u texts."""
+    """Protocol of a model's forward output for a micro-batch of u texts."""
 
     @property
     def embeddings(self) -> Tensor:
-        """Embeddings (u, D)."""
+        """(u, D) embeddings of the texts."""
         ...
 
     @property
     def statistics(self) -> Tensor | None:
-        """(S,) sums over the micro-batch, or None."""
+        """(S,) statistics summed over the micro-batch, such as router loads; None if the model has
+        none.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class ContextPasses:
-    """Passes of a first encoder whose vectors all micro-batches of all workers share."""
+    """Micro-batches of a first encoder, whose document vectors are context for all micro-batches of
+    all workers.
+    """
 
     embed: Callable[[MicroBatch], Tensor]
     micro_batches: Sequence[MicroBatch]
@@ -60,7 +64,7 @@ class ContextPasses:
     """(n,) indices of the context in all workers' contributions, `num_rows` each."""
 
     def gathered(self, outputs: Sequence[Tensor]) -> Tensor:
-        """(n, C) context vectors of all workers' documents, the same on all workers."""
+        """(n, C) context vectors of all workers' documents, equal on all workers."""
         # A worker without documents still takes part: its first output has the right width.
         kept = torch.cat([outputs[0][:0], *outputs[: len(outputs) - self.num_fillers]])
         own = kept[self.arrange]
@@ -70,7 +74,7 @@ class ContextPasses:
 
 @dataclass(frozen=True)
 class Passes:
-    """Forward passes of one worker's step.
+    """Micro-batches of one worker's step, and the functions that embed them.
 
     All workers must have the same number of micro-batches, and of context micro-batches: an
     engine that partitions gradients or parameters communicates in each. Those that only fill up
@@ -86,7 +90,7 @@ class Passes:
     """
 
     def kept(self, outputs: list[Tensor]) -> Tensor:
-        """Outputs of all micro-batches except fillers, in one tensor."""
+        """Concatenate the outputs of all micro-batches except the fillers at the end."""
         return torch.cat(outputs[: len(outputs) - self.num_fillers])
 
 
@@ -99,7 +103,8 @@ Backward = Callable[[Tensor, bool], None]
 
 
 def backward_with_graphs(passes: Passes, loss_of: LossOf, backward: Backward) -> Tensor:
-    """Backpropagate each micro-batch through its kept graph, and return the detached loss.
+    """Backpropagate through graphs kept from the forward pass, micro-batch by micro-batch, and
+    return the detached loss.
 
     One backward pass through all graphs would add the micro-batches' gradients inside autograd,
     in the weights' number type; `backward` may add them in a wider one.
@@ -108,7 +113,9 @@ def backward_with_graphs(passes: Passes, loss_of: LossOf, backward: Backward) ->
 
 
 def backward_with_cache(passes: Passes, loss_of: LossOf, backward: Backward) -> Tensor:
-    """Backpropagate each micro-batch through a recomputed graph, and return the detached loss."""
+    """Run each micro-batch forward a second time to backpropagate through it, and return the
+    detached loss.
+    """
     return _backward(passes, loss_of, backward, keeps_graphs=False)
 
 
@@ -174,7 +181,9 @@ def _backward_of_context(
     grad: Tensor,
     backward: Backward,
 ) -> None:
-    """Backpropagate the gradient of the gathered context vectors through the first encoder."""
+    """Backpropagate through the first encoder, given the gradient of the gathered context
+    vectors.
+    """
     leaves = [output.detach().requires_grad_() for output in outputs]
     # Through the gather this sums what all workers send back for this worker's rows.
     grads = torch.autograd.grad(context.gathered(leaves), leaves, grad, allow_unused=True)
@@ -184,8 +193,8 @@ def _backward_of_context(
 
 
 def _run(embed: Callable[[], T], *, keeps_graphs: bool) -> tuple[T, Callable[[], T]]:
-    """Run a pass; returns its output and a function that recomputes it with a graph: kept, or from
-    the pass run again.
+    """Run a forward pass; return its output, and a function that gives the output with a graph,
+    either kept or recomputed.
     """
     if keeps_graphs:
         output = embed()
@@ -201,7 +210,9 @@ def _run(embed: Callable[[], T], *, keeps_graphs: bool) -> tuple[T, Callable[[],
 
 
 def _tensors(outputs: Sequence[Output]) -> list[Tensor]:
-    """Embeddings and statistics: ZeRO-3 waits for the gradient of every output on all workers."""
+    """List all output tensors, since ZeRO-3 waits for the gradient of every output on all
+    workers.
+    """
     pairs = [(output.embeddings, output.statistics) for output in outputs]
     return [tensor for pair in pairs for tensor in pair if tensor is not None]
 

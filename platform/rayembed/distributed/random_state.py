@@ -1,4 +1,6 @@
-"""Random state: captured before a forward pass, replayed when the pass is repeated."""
+"""Capture the state of random generators before a forward pass, and replay it when the pass is
+repeated.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +13,9 @@ RandomState = dict[str, Tensor]
 
 
 def capture() -> RandomState:
-    """Generator states of the CPU and of the current GPU, if one is in use."""
+    """Return the states of the random generators of the CPU and, if one is in use, of the current
+    GPU.
+    """
     state = {"cpu": torch.get_rng_state()}
     # Not `is_available`: a CPU worker on a machine with GPUs would open one to ask for its state.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -20,7 +24,7 @@ def capture() -> RandomState:
 
 
 def restore(state: RandomState) -> None:
-    """Set the generators to a captured state."""
+    """Set the random generators to a captured state."""
     torch.set_rng_state(state["cpu"])
     if "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"])

@@ -1,3 +1,3 @@
-"""Losses, each one file: its settings and a pure function of embeddings. They know no process
-groups.
+"""Losses, each in one file with its settings and a pure function of embeddings. They know no
+process groups.
 """

@@ -1,4 +1,4 @@
-"""Candidate masks: which documents of a global batch are candidates of which query.
+"""Candidate masks: which documents of a global batch each query is compared with.
 
 b queries of this worker, G of all workers, K negatives a row, N = G·(1 + K) candidate documents:
 first the positives of each worker's rows and then their negatives, worker after worker.
@@ -31,19 +31,20 @@ class Rows:
     """(b,) bool: the row takes part in in-batch negatives, as query and with its documents."""
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Rows":
-        """Apply a function to each tensor, and return the rows."""
+        """Apply a function to each tensor, and return the new `Rows`."""
         return Rows(**{name: change(value) for name, value in vars(self).items()})
 
 
 def num_repeated(everyone: Rows) -> Tensor:
-    """Number of columns whose text occurs several times, as a scalar tensor."""
+    """Number of candidate documents whose text occurs several times, as a scalar tensor."""
     text = torch.cat([everyone.positive, everyone.negatives.flatten()])
     ordered = text.sort().values
     return _in_several(ordered, _begins(ordered)).sum()
 
 
 def own_candidates(rows: Rows, not_negatives: Tensor) -> Tensor:
-    """(b, 1 + K) bool mask: the positive, and the existing negatives that are not excluded.
+    """(b, 1 + K) bool mask of each query's positive and of its hard negatives that exist and are
+    not excluded.
 
     Of several negatives with the same text the first one counts.
 
@@ -58,7 +59,9 @@ def own_candidates(rows: Rows, not_negatives: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Columns:
-    """The N candidate documents of a global batch, with the data for masks of any rows."""
+    """The N candidate documents of a global batch, with the data from which masks of any rows are
+    made.
+    """
 
     owner: Tensor
     """(N,) row of the batch that a document belongs to."""
@@ -84,7 +87,7 @@ class Columns:
 
     @classmethod
     def of(cls, everyone: Rows, rows_per_worker: int, repeated: int | None = None) -> "Columns":
-        """Columns of the rows of all workers.
+        """Collect the candidate documents from the rows of all workers.
 
         Args:
             rows_per_worker: b of every worker.
@@ -125,7 +128,9 @@ class Columns:
         )
 
     def without(self, texts: Tensor) -> Tensor:
-        """(b, N) bool mask of existing documents whose text is none of the row's (b, P)."""
+        """(b, N) bool mask of the documents that exist and whose text is not among the row's (b, P)
+        `texts`.
+        """
         last = len(self.ordered)
         places = torch.searchsorted(self.ordered, texts).clamp(max=last - 1)
         there = self.ordered[places] == texts
@@ -135,7 +140,8 @@ class Columns:
 
 
 def batch_candidates(rows: Rows, not_negatives: Tensor, columns: Columns, first_row: int) -> Tensor:
-    """(b, N) bool mask: candidates of these rows' queries among all documents of the batch.
+    """(b, N) bool mask of the documents of the batch that count as candidates of these rows'
+    queries.
 
     True are the row's own positive and own negatives and, for a row that takes part in in-batch
     negatives, the documents of all other rows that do, except: those of a row with the same query,
@@ -163,7 +169,7 @@ def batch_candidates(rows: Rows, not_negatives: Tensor, columns: Columns, first_
 
 
 def own_documents(rows: Rows) -> Tensor:
-    """(b, 1 + K) bool mask: the positive and the existing negatives, each text once.
+    """(b, 1 + K) bool mask of each row's positive and existing negatives, each text once.
 
     A negative with the positive's text is left out.
     """
@@ -172,7 +178,8 @@ def own_documents(rows: Rows) -> Tensor:
 
 
 def batch_documents(rows: Rows, columns: Columns, first_row: int) -> Tensor:
-    """(b, N) bool mask: documents that these rows' queries meet, each text once.
+    """(b, N) bool mask of the documents that these rows' queries are compared with, each
+    text once.
 
     The row's own, and, for a row that takes part in in-batch negatives, those of all other rows
     that do; positives and false negatives are not left out.
@@ -192,7 +199,8 @@ def batch_documents(rows: Rows, columns: Columns, first_row: int) -> Tensor:
 def above_positive(
     negatives: Tensor, negative_score: Tensor, positive_score: Tensor, margin: float
 ) -> Tensor:
-    """(b, K) hashes of the negatives that a teacher scores like positives, 0 elsewhere.
+    """(b, K) hashes of the negatives that a teacher scores above the positive by more than
+    `margin`, 0 elsewhere.
 
     Beside the texts that are known to be no negatives they keep a text out of all columns of its
     query. A negative without a score is not among them.
@@ -208,8 +216,8 @@ def above_positive(
 
 
 def own_places(num_rows: int, first_row: int, num_negatives: int, device: torch.device) -> Tensor:
-    """(b, 1 + K) indices of the positive and the negatives of this worker's rows among the N
-    candidates.
+    """(b, 1 + K) indices, among the N candidates, of the positive and the negatives of this
+    worker's rows.
     """
     worker = first_row // max(num_rows, 1)
     start = worker * num_rows * (1 + num_negatives)
@@ -219,7 +227,7 @@ def own_places(num_rows: int, first_row: int, num_negatives: int, device: torch.
 
 
 def _once(mask: Tensor, hashes: Tensor) -> Tensor:
-    """(b, M) bool mask without repetitions of a hash."""
+    """(b, M) bool mask that keeps only the first of equal hashes in each row."""
     # Equal hashes side by side, in their order; a place stays if it is the first of its run.
     ordered, order = hashes.sort(dim=1, stable=True)
     kept = _first_of_run(mask.gather(1, order), _begins(ordered))
@@ -227,14 +235,14 @@ def _once(mask: Tensor, hashes: Tensor) -> Tensor:
 
 
 def _begins(ordered: Tensor) -> Tensor:
-    """(…, M) bool: the first of each run of equal hashes along the last dimension."""
+    """(…, M) bool mask of the first of each run of equal hashes along the last dimension."""
     begins = torch.ones_like(ordered, dtype=torch.bool)
     begins[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
     return begins
 
 
 def _in_several(ordered: Tensor, begins: Tensor) -> Tensor:
-    """(M,) bool mask of places whose text occurs at several places."""
+    """(M,) bool mask of sorted hashes that occur more than once."""
     alone = begins.clone()
     alone[:-1] &= begins[1:]
     return ~alone & (ordered != NONE)
@@ -253,7 +261,7 @@ def _first_of_run(mask: Tensor, begins: Tensor) -> Tensor:
 
 
 def _none_of(not_negatives: Tensor, hashes: Tensor) -> Tensor:
-    """(b, K) bool mask of existing texts that the row does not exclude.
+    """(b, K) bool mask of the texts that exist and are not among the row's `not_negatives`.
 
     Args:
         not_negatives: (b, P).

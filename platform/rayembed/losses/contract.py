@@ -1,4 +1,5 @@
-"""Base classes of losses: what a step hands to a loss, and what comes back.
+"""Base classes of losses: the data that a training step passes to a loss, and the values that it
+returns.
 
 Importing this module or that of a loss loads no torch, for settings are read where there is none.
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class FalseNegatives(Settings):
-    """Rule that excludes documents that a teacher scores above the positive."""
+    """Rule that excludes candidate documents that a teacher scores above the positive."""
 
     by: Literal["mining", "teachers"] = "mining"
     """Source of the scores. `mining`: those that mining stored of a query's own hard negatives, by
@@ -54,7 +55,9 @@ class TeacherScores:
 
 @dataclass(frozen=True)
 class TeacherVectors:
-    """Unit vectors of all texts by each of the stage's teachers, stored as float16."""
+    """Unit vectors of queries and documents from each of the stage's teachers, stored as
+    float16.
+    """
 
     queries: tuple[Float[Tensor, "B T"], ...]
     documents: tuple[Float[Tensor, "N T"] | Float[Tensor, "B N T"], ...]
@@ -70,14 +73,14 @@ class TeacherVectors:
 
     @cached_property
     def cosines(self) -> tuple[Float[Tensor, "B N"], ...]:
-        """Each teacher's cosines, float64; see `exact_cosines`."""
+        """(B, N) float64 cosines of each teacher; see `exact_cosines`."""
         pairs = zip(self.queries, self.documents, strict=True)
         return tuple(exact_cosines(queries, documents) for queries, documents in pairs)
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Candidate documents of each query, including its positive."""
+    """Documents with which each query is compared, including its positive."""
 
     vectors: Float[Tensor, "N D"] | Float[Tensor, "B N D"]
     """Candidate vectors of unit length: the same ones for all queries, or each query's own."""
@@ -93,7 +96,7 @@ class Candidates:
 
 
 class Contrastive(LossConfig):
-    """Loss of a query that compares its positive with its other candidates.
+    """Base class of losses that compare a query's positive with its other candidates.
 
     The step averages over the rows of all workers.
     """
@@ -107,7 +110,9 @@ class Contrastive(LossConfig):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Teacher scores or vectors, if false negatives are detected by them."""
+        """Data that the loss needs: teacher scores or vectors, if it uses them to detect false
+        negatives.
+        """
         if self.false_negatives is None:
             return frozenset()
         by_mining = self.false_negatives.by == "mining"
@@ -116,7 +121,7 @@ class Contrastive(LossConfig):
     def of_rows(
         self, queries_BD: Float[Tensor, "B D"], candidates: Candidates, parameters: Parameters
     ) -> Float[Tensor, " B"]:
-        """Loss of each query, float32.
+        """Compute the float32 loss of each query.
 
         Args:
             queries_BD: unit length.
@@ -126,13 +131,13 @@ class Contrastive(LossConfig):
 
 
 class Pairwise(LossConfig):
-    """Loss that compares graded query-document pairs with each other."""
+    """Base class of losses that compare graded query-document pairs with each other."""
 
     takes_candidates: ClassVar[bool] = False
 
     @property
     def needs(self) -> frozenset[Need]:
-        """The similarity of each pair."""
+        """Data that the loss needs: the graded similarity of each pair."""
         return frozenset({"similarity"})
 
     def of_pairs(
@@ -142,7 +147,7 @@ class Pairwise(LossConfig):
         similarity_G: Float[Tensor, " G"],
         parameters: Parameters,
     ) -> Float[Tensor, ""]:
-        """Loss of all pairs of the global batch, float32.
+        """Compute the float32 loss over all pairs of the global batch.
 
         Args:
             queries_GD: unit length.
@@ -157,7 +162,8 @@ def similarities(
     queries_BD: Float[Tensor, "B D"],
     candidates: Float[Tensor, "N D"] | Float[Tensor, "B N D"],
 ) -> Float[Tensor, "B N"]:
-    """Products of queries and candidates in float32, cosines for unit vectors.
+    """Inner products of queries and candidates in float32, which are cosines for unit
+    vectors.
 
     Candidates of each query's own cost B·N products instead of those of all documents of a batch.
     """
@@ -176,8 +182,8 @@ def exact_cosines(
     queries_BT: Float[Tensor, "B T"],
     documents: Float[Tensor, "N T"] | Float[Tensor, "B N T"],
 ) -> Float[Tensor, "B N"]:
-    """Products of stored float16 unit vectors in float64, which are exact, so that comparisons with
-    a margin come out the same for any number of workers, block and device.
+    """Cosines of float16 unit vectors in float64, which are exact and so do not depend on workers,
+    blocks or device.
 
     A float16 number is a multiple of 2⁻²⁴, a product of two of 2⁻⁴⁸, and no sum of a unit vector's
     products exceeds 2: 49 of the 53 bits, in any order.
@@ -192,7 +198,7 @@ def exact_cosines(
 
 
 def scalar(value: float) -> Any:
-    """A float32 scalar tensor, the initial value of a loss's parameter."""
+    """Make a float32 scalar tensor, the initial value of a loss's trained parameter."""
     import torch
 
     return torch.tensor(value, dtype=torch.float32)

@@ -1,4 +1,5 @@
-"""CoSENT: pairs whose graded similarity is higher shall have the higher cosine.
+"""CoSENT: a loss that orders pairs, so that a higher graded similarity gets a higher
+cosine.
 
 G pairs of the global batch, D embedding width.
 """
@@ -33,7 +34,7 @@ class CoSENT(Pairwise):
         similarity_G: Float[Tensor, " G"],
         parameters: Parameters,
     ) -> Float[Tensor, ""]:
-        """Loss of all pairs; see `cosent`."""
+        """Compute the loss of all pairs; see `cosent`."""
         return cosent(queries_GD, documents_GD, similarity_G, self.scale)
 
 
@@ -43,7 +44,7 @@ def cosent(
     similarity_G: Float[Tensor, " G"],
     scale: float,
 ) -> Float[Tensor, ""]:
-    """Loss of graded pairs.
+    """Compute the CoSENT loss of graded pairs.
 
     log( 1 + Σ_{s_i > s_j} exp(λ (cos_j - cos_i)) )
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class BesideInfoNCE(Contrastive):
-    """Distillation loss plus InfoNCE over all candidates."""
+    """Base class of losses that add InfoNCE over all candidates to a distillation loss."""
 
     infonce_weight: NonNegativeFloat = 1.0
     """Factor of InfoNCE; 0 leaves the teacher alone."""
@@ -30,7 +30,9 @@ class BesideInfoNCE(Contrastive):
 
     @property
     def reads_candidates(self) -> bool:
-        """Whether the loss needs all candidates, for more than the teacher's part."""
+        """Whether InfoNCE or the spread-out regulariser needs all candidates, besides the
+        distillation loss.
+        """
         return bool(self.infonce_weight or self.spread_out)
 
     @model_validator(mode="after")
@@ -48,7 +50,7 @@ class BesideInfoNCE(Contrastive):
         queries_BD: Float[Tensor, "B D"],
         candidates: Candidates,
     ) -> Float[Tensor, " B"]:
-        """Add InfoNCE, by its weight, to the teacher's loss of each query."""
+        """Add the weighted InfoNCE loss to the distillation loss of each query."""
         if not self.infonce_weight:
             return loss_B
         return loss_B + self.infonce_weight * info_nce(
@@ -61,8 +63,8 @@ class BesideInfoNCE(Contrastive):
 
 
 class Distilled(BesideInfoNCE):
-    """Loss of each query's positive and hard negatives under stored teacher scores, combined with
-    InfoNCE.
+    """Base class of losses that learn stored teacher scores of each query's positive and hard
+    negatives, combined with InfoNCE.
 
     No teacher runs in the step. The scores are the cross-encoder's where mining rescored, else the
     teacher's cosines. A document without a score takes no part; a query whose positive or whose
@@ -71,20 +73,20 @@ class Distilled(BesideInfoNCE):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Teacher scores."""
+        """Data that the loss needs, among them teacher scores."""
         return super().needs | {"teacher_scores"}
 
     @property
     def reads_in_batch(self) -> bool:
-        """Whether InfoNCE or the spread-out regulariser reads other rows; the teacher's part never
-        does.
+        """Whether the loss compares a row with other rows, as only InfoNCE and the spread-out
+        regulariser do here.
         """
         return self.reads_candidates
 
     def of_rows(
         self, queries_BD: Float[Tensor, "B D"], candidates: Candidates, parameters: Parameters
     ) -> Float[Tensor, " B"]:
-        """Loss of each query, float32."""
+        """Compute the float32 loss of each query, distillation and InfoNCE together."""
         teacher = candidates.teacher
         assert teacher is not None
         vectors = candidates.vectors
@@ -102,7 +104,8 @@ class Distilled(BesideInfoNCE):
         scores_BM: Float[Tensor, "B M"],
         known_BM: Bool[Tensor, "B M"],
     ) -> Float[Tensor, " B"]:
-        """Distillation loss of each query, without InfoNCE; 0 where nothing is known.
+        """Compute the distillation loss of each query, without InfoNCE; 0 for a query without
+        teacher scores.
 
         Args:
             cosines_BM: of the query with its positive, then with its hard negatives.

@@ -1,4 +1,4 @@
-"""InfoNCE with a candidate mask.
+"""InfoNCE: softmax cross-entropy of the positive among the candidates that a mask allows.
 
 B queries, N candidates, D embedding width.
 """
@@ -29,7 +29,7 @@ class InfoNCE(Contrastive):
     def of_rows(
         self, queries_BD: Float[Tensor, "B D"], candidates: Candidates, parameters: Parameters
     ) -> Float[Tensor, " B"]:
-        """Loss of each query; see `info_nce`."""
+        """Compute the loss of each query; see `info_nce`."""
         return info_nce(
             queries_BD,
             candidates.vectors,

@@ -1,4 +1,5 @@
-"""Listwise distillation: the model's distribution over a query's documents becomes the teacher's.
+"""Listwise distillation: train the model's distribution over a query's documents to match the
+teacher's.
 
 B queries, M own documents of a query: its positive, then its hard negatives.
 """
@@ -35,7 +36,7 @@ class ListwiseKL(Distilled):
         scores_BM: Float[Tensor, "B M"],
         known_BM: Bool[Tensor, "B M"],
     ) -> Float[Tensor, " B"]:
-        """Divergence of each query; see `listwise_kl`."""
+        """Compute the divergence of each query; see `listwise_kl`."""
         if self.scaling == "min_max":
             scores_BM = _min_max(scores_BM, known_BM)
         return listwise_kl(
@@ -48,7 +49,8 @@ def listwise_kl(
     teacher_BM: Float[Tensor, "B M"],
     known_BM: Bool[Tensor, "B M"],
 ) -> Float[Tensor, " B"]:
-    """Σ_d p(d) (log p(d) - log q(d)) with p = softmax(teacher), q = softmax(logits).
+    """KL divergence of each row: Σ_d p(d) (log p(d) - log q(d)) with p = softmax(teacher), q =
+    softmax(logits).
 
     Both distributions are over the known documents; a row without any gives 0.
 
@@ -68,7 +70,7 @@ def listwise_kl(
 def _min_max(
     scores_BM: Float[Tensor, "B M"], known_BM: Bool[Tensor, "B M"]
 ) -> Float[Tensor, "B M"]:
-    """Scores with 0 for the lowest known of a row and 1 for the highest; equal ones become 0."""
+    """Scale the known scores of each row to the range 0 to 1; equal scores become 0."""
     low_B1 = scores_BM.masked_fill(~known_BM, math.inf).amin(dim=1, keepdim=True)
     high_B1 = scores_BM.masked_fill(~known_BM, -math.inf).amax(dim=1, keepdim=True)
     width_B1 = (high_B1 - low_B1).masked_fill(high_B1 <= low_B1, 1.0)

@@ -1,4 +1,5 @@
-"""MarginMSE: the model's margin between positive and hard negative becomes the teacher's.
+"""MarginMSE: train the model's margin between positive and hard negative to match the
+teacher's.
 
 B queries, M own documents of a query: its positive, then its hard negatives.
 """
@@ -30,7 +31,7 @@ class MarginMSE(Distilled):
         scores_BM: Float[Tensor, "B M"],
         known_BM: Bool[Tensor, "B M"],
     ) -> Float[Tensor, " B"]:
-        """Squared error of each query; see `margin_mse`."""
+        """Compute the squared error of each query; see `margin_mse`."""
         return margin_mse(self.scale * cosines_BM, scores_BM, known_BM)
 
 
@@ -39,7 +40,9 @@ def margin_mse(
     teacher_BM: Float[Tensor, "B M"],
     known_BM: Bool[Tensor, "B M"],
 ) -> Float[Tensor, " B"]:
-    """Mean over the known negatives of ((s⁺ - s⁻) - (t⁺ - t⁻))²; 0 for a row that has none."""
+    """Mean of ((s⁺ - s⁻) - (t⁺ - t⁻))² over each row's negatives with a teacher score; 0 for a row
+    without any.
+    """
     margins_BK = scores_BM[:, :1] - scores_BM[:, 1:]
     wanted_BK = teacher_BM[:, :1] - teacher_BM[:, 1:]
     squared_BK = (margins_BK - wanted_BK).square().masked_fill(~known_BM[:, 1:], 0.0)

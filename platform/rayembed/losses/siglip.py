@@ -1,4 +1,4 @@
-"""SigLIP: every candidate is judged by itself, by a sigmoid.
+"""SigLIP: classify every candidate by itself, as positive or negative, with a sigmoid.
 
 B queries, N candidates, D embedding width.
 """
@@ -32,13 +32,15 @@ class SigLIP(Contrastive):
     parameter_names: ClassVar[tuple[str, ...]] = ("log_scale", "bias")
 
     def initial_parameters(self, widths: Widths) -> dict[str, Any]:
-        """T' and b of the paper."""
+        """Return the initial trained parameters, T' (logarithm of the scale) and b (bias) of the
+        paper.
+        """
         return {"log_scale": scalar(math.log(self.scale)), "bias": scalar(self.bias)}
 
     def of_rows(
         self, queries_BD: Float[Tensor, "B D"], candidates: Candidates, parameters: Parameters
     ) -> Float[Tensor, " B"]:
-        """Loss of each query; see `siglip`."""
+        """Compute the loss of each query; see `siglip`."""
         return siglip(
             queries_BD,
             candidates.vectors,
@@ -57,7 +59,7 @@ def siglip(
     log_scale: Float[Tensor, ""],
     bias: Float[Tensor, ""],
 ) -> Float[Tensor, " B"]:
-    """Loss of each query, summed over its candidates.
+    """Compute the sigmoid loss of each query, summed over its candidates.
 
     -Σ_{d in mask} log σ( z (exp(t')·q·d + b) ), z = 1 for the positive and -1 for all others
     (arXiv 2303.15343, section 3.2). The mean over queries is the paper's division by |B|.

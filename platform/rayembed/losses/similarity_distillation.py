@@ -1,4 +1,5 @@
-"""Relational distillation: the model's cosines of queries and documents become its teachers'.
+"""Relational distillation: train the model's cosines of queries and documents to match its
+teachers'.
 
 B queries, N candidates.
 """
@@ -40,13 +41,13 @@ class SimilarityDistillation(BesideInfoNCE):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """The teachers' vectors."""
+        """Data that the loss needs, among them the teachers' vectors."""
         return super().needs | {"teacher_vectors"}
 
     def of_rows(
         self, queries_BD: Float[Tensor, "B D"], candidates: Candidates, parameters: Parameters
     ) -> Float[Tensor, " B"]:
-        """Loss of each query, float32."""
+        """Compute the float32 loss of each query, distillation and InfoNCE together."""
         import torch
 
         teachers = candidates.vectors_of_teachers

@@ -1,4 +1,5 @@
-"""The spread-out regulariser (GOR): vectors of texts that do not match shall be as if random.
+"""The spread-out regulariser (GOR): makes vectors of texts that do not match as dissimilar as
+random vectors.
 
 Of two independent, uniformly distributed unit vectors of width D the product has the mean 0 and the
 mean square 1/D. The regulariser is the squared mean of the products of queries with documents that
@@ -17,7 +18,9 @@ from rayembed.losses.contract import Candidates, similarities
 
 
 def product_sums(queries_BD: Float[Tensor, "B D"], candidates: Candidates) -> Float[Tensor, "B 3"]:
-    """Sum, sum of squares and number of each query's products with its negatives that count."""
+    """(B, 3) sum, sum of squares and number of each query's inner products with its unmasked
+    negatives.
+    """
     others_BN = non_matching(candidates)
     products_BN = similarities(queries_BD, candidates.vectors).masked_fill(~others_BN, 0.0)
     number_B = others_BN.sum(dim=1).float()
@@ -25,12 +28,13 @@ def product_sums(queries_BD: Float[Tensor, "B D"], candidates: Candidates) -> Fl
 
 
 def non_matching(candidates: Candidates) -> Bool[Tensor, "B N"]:
-    """Mask of a query's candidates without its positive."""
+    """(B, N) bool mask of each query's candidates without its positive."""
     return candidates.mask_BN.scatter(1, candidates.positive_B.unsqueeze(1), False)
 
 
 def spread_out(sums_B3: Float[Tensor, "B 3"], width: int) -> Float[Tensor, ""]:
-    """The regulariser over the products of all workers' queries; every worker computes the same.
+    """Compute the regulariser over all workers' inner products; every worker gets the same
+    value.
 
     Args:
         sums_B3: what `product_sums` gives for this worker's queries.

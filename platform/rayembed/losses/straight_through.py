@@ -1,4 +1,5 @@
-"""Quantised vectors in a loss: scored as they will be stored, with gradients as if they were not.
+"""Use quantised vectors in a loss: scores as the stored vectors will give them, gradients as if
+nothing were rounded.
 
 Rounding has no useful derivative. The straight-through estimator (arXiv 1308.3432) takes that of
 the identity instead: the gradient of a loss by the quantised vector is that by the vector.
@@ -18,27 +19,31 @@ from rayembed.machine.quantisation import LEVELS, bit_value, int8_step
 
 
 class View(NamedTuple):
-    """Form of the vectors that a loss compares: how many dimensions, and in which number type."""
+    """Form in which a loss compares vectors: number of dimensions and number type."""
 
     width: int
     precision: Precision
 
 
 def views_of(loss: LossConfig, full: int) -> list[View]:
-    """All views of a loss: each width, the full one first, in float32 and in each precision."""
+    """List all forms in which a loss compares vectors: each width, the full one first, in float32
+    and each further number type.
+    """
     precisions: tuple[Precision, ...] = ("float32", *loss.precisions)
     return [View(d, precision) for d in (full, *loss.dimensions) for precision in precisions]
 
 
 def seen(vectors: Float[Tensor, "... D"], view: View) -> Float[Tensor, "... d"]:
-    """Unit vectors (in float32 unchanged) in the form of a view."""
+    """Convert unit vectors to the form of a view: truncated and quantised."""
     return straight_through(cut(vectors, view.width), view.precision)
 
 
 def straight_through(
     vectors: Float[Tensor, "... D"], precision: Precision
 ) -> Float[Tensor, "... D"]:
-    """Values of `quantisation.quantised`, bit-identical, with straight-through gradients."""
+    """Quantise vectors exactly as `quantisation.quantised` does, but pass gradients through
+    unchanged.
+    """
     match precision:
         case "float32":
             return vectors
@@ -79,8 +84,8 @@ class _Signs(torch.autograd.Function):
 
 
 def cut(vectors: Float[Tensor, "... D"], dimension: int) -> Float[Tensor, "... d"]:
-    """Truncate vectors to leading dimensions and renormalise them; vectors of that width are
-    returned unchanged.
+    """Truncate vectors to their first dimensions and renormalise them; vectors of that width stay
+    unchanged.
     """
     if vectors.shape[-1] == dimension:
         return vectors

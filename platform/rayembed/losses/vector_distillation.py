@@ -1,4 +1,4 @@
-"""Distillation of vectors: the model's vectors become those of its teachers.
+"""Distillation of vectors: train the model's vectors to match its teachers' vectors.
 
 B queries, M = 1 + K own documents of a query, D width of the model, T of a teacher.
 """
@@ -23,7 +23,8 @@ _NAME = "projection"
 
 
 class VectorDistillation(BesideInfoNCE):
-    """Distance of a row's texts to their teacher vectors, combined with InfoNCE.
+    """Distance between the model's and the teachers' vectors of a row's texts, combined with
+    InfoNCE.
 
     A row's loss is half that of its query and half the mean of its positive's and its negatives',
     averaged over the teachers. No teacher runs in the step. NV-Embed's own distillation (arXiv
@@ -44,11 +45,12 @@ class VectorDistillation(BesideInfoNCE):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """The teachers' vectors."""
+        """Data that the loss needs, among them the teachers' vectors."""
         return super().needs | {"teacher_vectors"}
 
     def initial_parameters(self, widths: Widths) -> dict[str, Any]:
-        """The teachers' matrices (T, D), one below the other.
+        """Return the initial projection matrices (T, D) of all teachers in one tensor, or nothing
+        if there is no projection.
 
         Raises:
             ConfigError: widths differ, and there is to be no projection.
@@ -70,7 +72,7 @@ class VectorDistillation(BesideInfoNCE):
     def of_rows(
         self, queries_BD: Float[Tensor, "B D"], candidates: Candidates, parameters: Parameters
     ) -> Float[Tensor, " B"]:
-        """Loss of each query, float32."""
+        """Compute the float32 loss of each query, distillation and InfoNCE together."""
         import torch
 
         teachers = candidates.vectors_of_teachers
@@ -99,7 +101,9 @@ class VectorDistillation(BesideInfoNCE):
         wanted: Float[Tensor, "... T"],
         matrix: Float[Tensor, "T D"] | None,
     ) -> Tensor:
-        """Distance of each vector to the teacher's."""
+        """Compute the distance of each vector, projected by `matrix` unless that is None, to the
+        teacher's vector.
+        """
         from torch.nn import functional
 
         from rayembed.losses.straight_through import cut
@@ -117,5 +121,5 @@ class VectorDistillation(BesideInfoNCE):
 def _own(
     documents: Float[Tensor, "N D"] | Float[Tensor, "B N D"], places_BM: Any
 ) -> Float[Tensor, "B M D"]:
-    """Vectors of each query's own documents."""
+    """(B, M, D) vectors of each query's positive and hard negatives."""
     return documents[places_BM] if documents.ndim == 2 else documents

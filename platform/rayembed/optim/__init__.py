@@ -1,1 +1,1 @@
-"""Optimisers and schedules of the learning rate, each one file with its settings."""
+"""Optimisers and learning-rate schedules, each in one file with its settings."""

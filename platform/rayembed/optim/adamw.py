@@ -24,11 +24,11 @@ class AdamW(OptimizerConfig):
     """Constant added to the root of the running mean of the square."""
 
     def states(self, *, matrix: bool) -> tuple[str, ...]:
-        """The two running means."""
+        """Torch's names of AdamW's two running means."""
         return STATES
 
     def build(self, groups: list[dict[str, Any]], *, bfloat16: bool) -> Any:
-        """`torch.optim.AdamW`, one kernel for each group."""
+        """Make a `torch.optim.AdamW` that updates each parameter group in one fused kernel."""
         import torch
 
         return torch.optim.AdamW(groups, betas=self.betas, eps=self.eps, fused=True)

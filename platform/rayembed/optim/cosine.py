@@ -1,4 +1,6 @@
-"""A learning rate that falls along half a cosine (arXiv 1608.03983, without restarts)."""
+"""Learning-rate schedules: cosine (arXiv 1608.03983, without restarts), constant, linear, and
+warm-up-stable-decay.
+"""
 
 import math
 from typing import ClassVar, Literal
@@ -9,38 +11,40 @@ from rayembed.config.optimizer import ScheduleConfig
 
 
 class Cosine(ScheduleConfig):
-    """Decay to zero along half a cosine."""
+    """Schedule that decays to zero along half a cosine."""
 
     kind: Literal["cosine"] = "cosine"
 
     def factor(self, progress: float) -> float:
-        """1 at the start, 0 at the end, falling most in the middle."""
+        """Factor of the peak rate: 1 at the start, 0 at the end, falling fastest in the middle."""
         return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 class Constant(ScheduleConfig):
-    """The peak rate to the end."""
+    """Schedule that keeps the peak rate until the end."""
 
     kind: Literal["constant"] = "constant"
     decays: ClassVar[bool] = False
 
     def factor(self, progress: float) -> float:
-        """Always 1."""
+        """Factor of the peak rate: always 1."""
         return 1.0
 
 
 class Linear(ScheduleConfig):
-    """Linear decay to zero."""
+    """Schedule that decays linearly to zero."""
 
     kind: Literal["linear"] = "linear"
 
     def factor(self, progress: float) -> float:
-        """1 at the start, 0 at the end."""
+        """Factor of the peak rate: 1 at the start, 0 at the end."""
         return 1.0 - progress
 
 
 class WSD(ScheduleConfig):
-    """The peak rate, then linear decay to zero over a last share of the steps after the warm-up."""
+    """Schedule that keeps the peak rate, then decays linearly to zero over the last share of the
+    steps after warm-up.
+    """
 
     kind: Literal["wsd"] = "wsd"
     decay_share: float = Field(default=0.1, gt=0.0, le=1.0)
@@ -49,5 +53,5 @@ class WSD(ScheduleConfig):
     last has 1/n of the peak, and a share that is a single step long (0.1 of 10) changes nothing."""
 
     def factor(self, progress: float) -> float:
-        """1 up to the decay, then in a straight line to 0."""
+        """Factor of the peak rate: 1 until the decay, then linearly down to 0."""
         return min(1.0, (1.0 - progress) / self.decay_share)

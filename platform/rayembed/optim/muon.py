@@ -36,11 +36,13 @@ class Muon(OptimizerConfig):
     splits_matrices: ClassVar[bool] = True
 
     def states(self, *, matrix: bool) -> tuple[str, ...]:
-        """The momentum of a matrix; AdamW's running means of anything else."""
+        """Names of the optimiser states: the momentum of a matrix, or AdamW's running means of any
+        other tensor.
+        """
         return ("momentum_buffer",) if matrix else STATES
 
     def build(self, groups: list[dict[str, Any]], *, bfloat16: bool) -> Any:
-        """The optimiser of `optim.orthogonal`."""
+        """Make the optimiser `optim.orthogonal.MuonAdamW`."""
         from rayembed.optim.orthogonal import MuonAdamW
 
         return MuonAdamW(

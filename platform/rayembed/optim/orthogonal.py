@@ -1,4 +1,5 @@
-"""The torch side of Muon: Newton-Schulz iteration, on whole matrices and on ZeRO's shards.
+"""Torch implementation of Muon: Newton-Schulz iteration on whole matrices and on ZeRO's shards of
+them.
 
 m rows and n columns of a matrix, W workers, S elements of a worker's shard.
 """
@@ -20,7 +21,7 @@ values that are not tiny between 0.7 and 1.2."""
 
 @dataclass(frozen=True)
 class Fragment:
-    """Part of a matrix in a worker's shard of a parameter group."""
+    """Location of a part of a matrix within a worker's shard of a parameter group."""
 
     shape: torch.Size
     """Shape of the whole matrix."""
@@ -91,7 +92,7 @@ class MuonAdamW(torch.optim.AdamW):
         parameter.add_(direction, alpha=-rate)
 
     def _of_shard(self, shard: Tensor, fragments: Sequence[Fragment]) -> Tensor:
-        """(S,) directions of the elements in this worker's shard."""
+        """(S,) update directions of the elements in this worker's shard."""
         everything = gather(shard)
         found = torch.zeros_like(shard)
         for part in fragments:
@@ -108,7 +109,8 @@ class MuonAdamW(torch.optim.AdamW):
 
 
 def orthogonal(matrix: Tensor, iterations: int) -> Tensor:
-    """(m, n) near U·Vᵀ of the matrix's singular value decomposition U·S·Vᵀ.
+    """Approximate the orthogonal factor U·Vᵀ of an (m, n) matrix with the singular value
+    decomposition U·S·Vᵀ.
 
     Newton-Schulz: X ← a X + b (X Xᵀ) X + c (X Xᵀ)² X from X / ‖X‖, which leaves the singular
     vectors and drives the singular values towards 1.

@@ -31,7 +31,8 @@ SHARD_STEP = CPU.chunk
 def top_k(
     queries: np.ndarray, shards: Iterable[np.ndarray], k: int, device: str = "cpu"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The k documents with the highest inner product for each query, best first, ties by lower id.
+    """Find the k documents with the highest inner product for each query, best first, ties by lower
+    id.
 
     Scores tie as computed in float32: copies of a document that stand in different chunks of a
     large corpus may come out a rounding apart.
@@ -61,8 +62,8 @@ def top_k_of_blocks(
     first_id: int = 0,
     of: int | None = None,
 ) -> list[TopK]:
-    """`top_k` of each block of queries with one pass over the corpus, bit-identical to separate
-    searches.
+    """Run `top_k` for several blocks of queries in one pass over the corpus; results equal separate
+    searches bit by bit.
 
     Held are the queries in the number type that they have, and 12 bytes for each of their results.
 
@@ -140,6 +141,6 @@ def _chunks(shards: Iterable[np.ndarray], width: int, size: int) -> Generator[np
 
 
 def _as_tensor(vectors: np.ndarray) -> Tensor:
-    """Tensor in half precision if given so, else in float32."""
+    """Convert vectors to a tensor, in float16 if they are float16, else in float32."""
     kind = np.float16 if vectors.dtype == np.float16 else np.float32
     return torch.from_numpy(np.ascontiguousarray(vectors, dtype=kind))

@@ -1,4 +1,5 @@
-"""Search methods of mining: exact, or with one of two kinds of FAISS index.
+"""Search methods of hard-negative mining: exact, or approximate with one of two kinds of FAISS
+index.
 
 An index is made and searched by one thread, so that it is the same whatever runs beside it. Vectors
 are kept in float16, as they are given, so that scores are those of the exact search but for the
@@ -33,13 +34,13 @@ _POINTS_PER_LIST = 64
 
 
 class Exact(MiningSearch):
-    """The best candidates, by products of all queries with all documents."""
+    """Exact search, which compares all queries with all documents."""
 
     kind: Literal["exact"] = "exact"
 
 
 class _Indexed(MiningSearch):
-    """Shared methods of both index kinds."""
+    """Methods that both kinds of FAISS index share."""
 
     @property
     def approximate(self) -> bool:
@@ -47,17 +48,17 @@ class _Indexed(MiningSearch):
         return True
 
     def check(self) -> None:
-        """Raise ConfigError if FAISS is missing."""
+        """Raise `ConfigError` if FAISS is not installed."""
         require_faiss(_NEEDS)
 
     def open(self, index: bytes) -> Any:
-        """Open the FAISS index."""
+        """Open a serialised FAISS index."""
         import numpy as np
 
         return require_faiss(_NEEDS).deserialize_index(np.frombuffer(index, np.uint8))
 
     def find(self, opened: Any, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Scores and indices (Q, k) of the search results."""
+        """Search the index; return scores and indices (Q, k), best first."""
         import numpy as np
 
         from rayembed.search.order import NO_RESULT
@@ -73,7 +74,9 @@ class _Indexed(MiningSearch):
 
 
 class Ivf(_Indexed):
-    """An inverted file (IVF): documents in lists by nearest centroid; some lists are searched."""
+    """Inverted file (IVF) that groups documents into lists by nearest centroid, and searches only
+    some lists.
+    """
 
     kind: Literal["ivf"] = "ivf"
     lists: int | None = Field(default=None, ge=1, le=2**31 - 1)
@@ -82,7 +85,7 @@ class Ivf(_Indexed):
     """Number of lists that are searched for a query; more find more of the best and take longer."""
 
     def index(self, vectors: np.ndarray, seed: int) -> bytes:
-        """Build the index of (n, D) vectors; k-means over a seeded sample makes the lists."""
+        """Build the index of (n, D) vectors, with lists from k-means over a seeded sample."""
         import numpy as np
 
         faiss = require_faiss(_NEEDS)
@@ -108,14 +111,16 @@ class Ivf(_Indexed):
         return _bytes(faiss, index)
 
     def open(self, index: bytes) -> Any:
-        """Open the FAISS index, set to search `probes` lists."""
+        """Open a serialised FAISS index, and set it to search `probes` lists."""
         opened = super().open(index)
         opened.nprobe = self.probes
         return opened
 
 
 class Hnsw(_Indexed):
-    """Graph of neighbours (HNSW), traversed towards the query."""
+    """Graph of neighbouring documents (HNSW), in which a search moves from neighbour to neighbour
+    towards the query.
+    """
 
     kind: Literal["hnsw"] = "hnsw"
     neighbours: int = Field(default=32, ge=2, le=512)
@@ -126,7 +131,9 @@ class Hnsw(_Indexed):
     """Number of documents kept while the graph is searched; at least the number of candidates."""
 
     def index(self, vectors: np.ndarray, seed: int) -> bytes:
-        """Build the index of (n, D) vectors; layers are drawn by FAISS's own fixed seed."""
+        """Build the index of (n, D) vectors; FAISS assigns documents to graph layers by its own
+        fixed seed.
+        """
         faiss = require_faiss(_NEEDS)
         with _one_thread(faiss):
             index = faiss.IndexHNSWSQ(
@@ -141,7 +148,7 @@ class Hnsw(_Indexed):
         return _bytes(faiss, index)
 
     def find(self, opened: Any, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Scores and indices (Q, k) of the search results."""
+        """Search the index; return scores and indices (Q, k), best first."""
         opened.hnsw.efSearch = max(self.ef_search, k)
         return super().find(opened, queries, k)
 

@@ -1,4 +1,4 @@
-"""Order of results: falling score, then rising id, empty places last."""
+"""Sort search results by falling score, then by rising id; empty places come last."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ def in_order(scores: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def best_in_order(scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k best of (Q, n) scores and their ids, n ≥ k, in order."""
+    """Select the k best of (Q, n) scores with their ids, n ≥ k, sorted as by `in_order`."""
     values, columns = scores.sort(dim=1, descending=True)
     found = ids.gather(1, columns)
     # Equal scores are rare; only their rows are put in order by id.
@@ -29,13 +29,13 @@ def best_in_order(scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def merged(kept: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Merge two lists of scores and ids, keeping as many as `kept` has."""
+    """Merge two lists of results of the same queries, keeping as many as `kept` has."""
     scores, ids = torch.cat([kept[0], found[0]], 1), torch.cat([kept[1], found[1]], 1)
     return best_in_order(scores, ids, kept[0].shape[1])
 
 
 def best_columns(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Scores and columns (Q, min(k, n)) of the best of (Q, n), in order.
+    """Select the min(k, n) best of (Q, n) scores, sorted; return scores and columns.
 
     Of the columns that tie for the last places, the lowest.
     """

@@ -1,4 +1,4 @@
-"""Search in part of a corpus whose vectors are stored as int8 or as bits.
+"""Search part of a corpus whose vectors are stored as int8 codes or as bits.
 
 Int8: inner products of codes, which float32 holds exactly (a unit vector's codes have squares that
 sum to less than 2²⁴), by the kernel of float32 vectors. Binary: different bits, and if asked for a
@@ -21,7 +21,7 @@ _AT_ONCE = 1 << 16
 
 
 class Nearest(NamedTuple):
-    """Documents near the queries, one entry each, by query and rising distance."""
+    """Documents nearest to queries, as R entries sorted by query and rising distance."""
 
     row: np.ndarray
     """(R,) int64 rows of the queries."""
@@ -32,8 +32,8 @@ class Nearest(NamedTuple):
 
 
 def nearest_bits(queries: np.ndarray, documents: np.ndarray, k: int) -> Nearest:
-    """The k documents with the fewest different bits for each query, including all ties with the
-    last.
+    """Find for each query the k documents with the fewest different bits, and all documents that
+    tie with the last.
 
     Args:
         queries: (Q, B) uint8 packed bits.
@@ -60,19 +60,21 @@ def nearest_bits(queries: np.ndarray, documents: np.ndarray, k: int) -> Nearest:
 
 
 def different_bits(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """(R,) int64 number of different bits of (R, B) and (R, B) packed vectors, row by row."""
+    """(R,) int64 number of bits in which two arrays (R, B) of packed vectors differ, row by row."""
     found: np.ndarray = np.bitwise_count(first ^ second).sum(axis=1, dtype=np.int64)
     return found
 
 
 def scores_of(distance: np.ndarray, width: int) -> np.ndarray:
-    """(R,) float32 inner products of vectors of ±1/√D, from their numbers of different bits."""
+    """(R,) float32 inner products of vectors with components ±1/√D, given the number of different
+    bits.
+    """
     found: np.ndarray = (1 - 2 * distance / width).astype(np.float32)
     return found
 
 
 class Entries(NamedTuple):
-    """Results of a search by bits, in any order."""
+    """Results of a search by bits, as R entries in any order."""
 
     row: np.ndarray
     """(R,) int64 rows of the queries."""
@@ -85,12 +87,12 @@ class Entries(NamedTuple):
 
 
 def codes(vectors: np.ndarray) -> np.ndarray:
-    """(N, D) float32 whole numbers: the int8 codes of (N, D) unit vectors."""
+    """(N, D) int8 codes of unit vectors, as float32 so that their products are exact."""
     return to_int8(vectors).astype(np.float32)
 
 
 def score_of_code_product(width: int) -> float:
-    """Factor that converts a product of codes to that of their vectors."""
+    """Factor that converts an inner product of int8 codes to the inner product of their vectors."""
     return int8_step(width) ** 2
 
 
@@ -101,7 +103,8 @@ def best_by_bits(
     rescore: Rescoring | None,
     lowest: np.ndarray | None = None,
 ) -> Entries:
-    """The k best documents of each query, including all ties with the last.
+    """Find the k best documents of each query by their bits, including all that tie with
+    the last.
 
     Args:
         queries: (Q, D) unit vectors, not yet quantised.
@@ -132,7 +135,7 @@ def pair_scores(
     place: np.ndarray,
     stored: StoredVectors,
 ) -> np.ndarray:
-    """(R,) float32 scores of query-document pairs, equal to a search's scores.
+    """(R,) float32 scores of given query-document pairs, equal to the scores of a search.
 
     Where there is a second look, it looks at all of them.
 
@@ -158,7 +161,7 @@ def pair_products(
     place: np.ndarray,
     precision: Precision,
 ) -> np.ndarray:
-    """(R,) float32 products of unrounded queries with stored documents."""
+    """(R,) float32 inner products of float32 queries with documents in their stored precision."""
     used, at = np.unique(place, return_inverse=True)
     return _products(queries, quantised(documents[used], precision), row, at)
 

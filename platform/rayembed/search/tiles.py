@@ -1,4 +1,5 @@
-"""The search kernel that mining, filtering and evaluation share: part of a corpus on one device.
+"""Search kernel shared by mining, filtering and evaluation: searches part of a corpus on one
+device.
 
 Products are made in tiles of bounded memory, in float32, or where the device has units for it in
 bfloat16 first and then exactly (`two_passes`). It knows nothing of files, shards and workers.
@@ -53,7 +54,8 @@ CPU = Tiles(chunk=131_072, documents=16_384, scores=1 << 23, queries=512)
 
 
 def tiles_of(device: torch.device, width: int) -> Tiles:
-    """Tile sizes for a device and D; on a GPU as large as `_GPU_BYTES` and its free memory allow.
+    """Choose tile sizes for a device and the width D; on a GPU as large as `_GPU_BYTES` and its
+    free memory allow.
 
     A product is as fast as the GPU only if it is large: 3,072 queries with 172,032 documents of
     1,024 dimensions are 1.1 TFLOP.
@@ -62,7 +64,7 @@ def tiles_of(device: torch.device, width: int) -> Tiles:
 
 
 def gpu_tiles(free: int, width: int) -> Tiles:
-    """Tile sizes for a GPU with `free` bytes; see `tiles_of`."""
+    """Choose tile sizes for a GPU with `free` bytes; see `tiles_of`."""
     room = min(_GPU_BYTES, int(free * _GPU_SHARE))
     # A document is there as it was given, in up to 4 bytes a number, and rounded.
     chunk = max(1, room // (6 * width * TILE_DOCUMENTS)) * TILE_DOCUMENTS
@@ -72,7 +74,7 @@ def gpu_tiles(free: int, width: int) -> Tiles:
 
 
 class Best(NamedTuple):
-    """Best documents for a tile of T queries, by falling score; ties go to the lower index."""
+    """Best documents for T queries, by falling score; ties go to the lower index."""
 
     rows: Tensor
     """(T,) int64 rows of the queries."""
@@ -83,7 +85,7 @@ class Best(NamedTuple):
 
 
 class Above(NamedTuple):
-    """Documents whose score reaches a threshold, one entry each."""
+    """Documents whose score reaches a threshold, as R entries."""
 
     rows: Tensor
     """(R,) int64 rows of the queries."""
@@ -100,7 +102,8 @@ def best_documents(
     tiles: Tiles,
     rounded: Callable[[], CorpusChunk] | None = None,
 ) -> Iterator[Best]:
-    """The k best documents of each query; a row comes once, or once for each tile of documents.
+    """Yield the k best documents of groups of queries; a query comes once, or once for each tile of
+    documents.
 
     Exact either way: what two passes cannot prove for a query is searched for in float32.
 
@@ -133,7 +136,8 @@ def best_documents(
 def documents_above(
     queries: Tensor, documents: Tensor, lowest: Tensor, tiles: Tiles
 ) -> Iterator[Above]:
-    """Documents whose score with a query is at least its `lowest` (Q,) float32, in any order.
+    """Yield the documents whose score with a query is at least the query's `lowest` (Q,) float32,
+    in any order.
 
     Cheaper than a selection where little is left to find; arguments as in `best_documents`.
     """
@@ -145,7 +149,8 @@ def documents_above(
 def products(
     queries: Tensor, documents: Tensor, tiles: Tiles, rows: Tensor | None = None
 ) -> Iterator[tuple[Tensor, int, Tensor]]:
-    """Float32 products tile by tile: rows of the queries (T,), place of the first document, (T, n).
+    """Yield float32 inner products tile by tile: query rows (T,), index of the first document, and
+    products (T, n).
 
     Args:
         rows: those of the queries that are wanted; None: all.
@@ -161,7 +166,9 @@ def products(
 
 
 def rounds_first(device: torch.device) -> bool:
-    """Whether bfloat16 products on the device are fast enough for two passes to pay off."""
+    """Whether bfloat16 is so much faster on the device that a first pass with rounded products pays
+    off.
+    """
     if device.type == "cpu":
         return bfloat16_speed() >= _WORTH_TWO_PASSES
     return auto_precision(str(device)).dtype == "bfloat16"

@@ -1,4 +1,5 @@
-"""Two-pass search in a chunk of the corpus: rounded products first, then exact scores.
+"""Search a chunk of the corpus in two passes: first with products rounded to bfloat16, then with
+exact scores of the best.
 
 Most of an exact search is the product of all queries with all documents, and processors with
 bfloat16 units make it in less than half the time that float32 takes (GPUs in a tenth, by their data
@@ -37,7 +38,8 @@ _ROUNDING = 2.0**-8
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Float32 products without TF32 or bfloat16 inside, bfloat16 products summed in float32.
+    """Compute float32 products without TF32 or bfloat16 inside the block, and sum bfloat16 products
+    in float32.
 
     By default cuBLAS may split the sum of a bfloat16 product, and then adds the parts in bfloat16.
     """
@@ -53,7 +55,7 @@ def exact_products() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class CorpusChunk:
-    """Documents in the forms that both passes need."""
+    """A chunk of documents in the exact and the rounded form that the two passes need."""
 
     exact: Tensor
     """(n, D) documents as given, any float type."""
@@ -69,7 +71,7 @@ class CorpusChunk:
 
     @classmethod
     def of(cls, documents: Tensor, most_queries: int) -> "CorpusChunk":
-        """CorpusChunk of (n, D) documents, n > 0."""
+        """Make the chunk from (n, D) documents, n > 0."""
         count, width = documents.shape
         number = -(-count // TILE_DOCUMENTS)
         tiles = documents.new_zeros(number, TILE_DOCUMENTS, width, dtype=torch.bfloat16)
@@ -84,7 +86,8 @@ class CorpusChunk:
 
 
 def best_of_chunk(queries: Tensor, chunk: CorpusChunk, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The k best documents of each query, by falling score.
+    """Find the k best documents of each query, by falling score, and whether they are proven to be
+    the best.
 
     Args:
         queries: (T, D) float32, at most as many as the chunk has room for.
@@ -105,7 +108,8 @@ def best_of_chunk(queries: Tensor, chunk: CorpusChunk, k: int) -> tuple[Tensor, 
 
 
 def _rounded_products(queries: Tensor, chunk: CorpusChunk) -> Tensor:
-    """(tiles, T, _BLOCK, blocks of a tile) bfloat16; padding has the lowest value.
+    """(tiles, T, _BLOCK, blocks of a tile) bfloat16 inner products; padded documents have
+    -inf.
 
     A block is what stands below one another: `max` over it then runs along the memory.
     """
@@ -123,7 +127,9 @@ def _rounded_products(queries: Tensor, chunk: CorpusChunk) -> Tensor:
 def _try(
     queries: Tensor, products: Tensor, chunk: CorpusChunk, k: int, slack: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The k best documents from the k + slack best by rounded products; see `best_of_chunk`."""
+    """Score the k + slack best documents by rounded products exactly, and select the k best; see
+    `best_of_chunk`.
+    """
     tiles, rows, _, blocks = products.shape
     highest = products.amax(2).transpose(0, 1).reshape(rows, tiles * blocks)
     opened = min(k + slack, highest.shape[1])
@@ -150,7 +156,9 @@ def _try(
 
 
 def _exact_scores(queries: Tensor, documents: Tensor, places: Tensor) -> Tensor:
-    """(T, c) float32 products of each query with the documents at its (T, c) positions."""
+    """(T, c) float32 inner products of each query with the documents at its positions `places` (T,
+    c).
+    """
     rows = max(1, _GATHERED // (places.shape[1] * documents.shape[1]))
     scores = []
     for some, of_some in zip(torch.split(places, rows), torch.split(queries, rows), strict=True):
@@ -162,7 +170,7 @@ def _exact_scores(queries: Tensor, documents: Tensor, places: Tensor) -> Tensor:
 
 
 def _margin(queries: Tensor, products: Tensor, chunk: CorpusChunk) -> Tensor:
-    """Maximum excess of an exact score over its rounded product.
+    """Bound by how much an exact score may exceed its rounded product.
 
     ‖q − q̃‖·‖d‖ + ‖q̃‖·‖d − d̃‖ for the vectors, the rounding of the product itself, and float32 sums,
     at 2⁻²³ for each term, since GPUs' units for bfloat16 cut off where others round.

@@ -171,7 +171,9 @@ class MineParts:
         )
 
     def _mined(self, parts: Sequence[_MinedPart]) -> tuple[Result, dict[int, dict[str, Any]]]:
-        """Write parts whose candidates' texts are read together; their statistics and examples."""
+        """Select negatives for parts whose candidates' texts are read together, and write them;
+        return statistics and examples.
+        """
         given = self.config.pool == "given"
         read = _reader(parts[0].records, parts[0].corpus, given)  # a given pool has units of a part
         chosen, texts, copies = self._chosen(parts, read)
@@ -220,7 +222,9 @@ class MineParts:
         corpus: CorpusIndex,
         positives: Sequence[Sequence[str]],
     ) -> tuple[list[tuple[Negative, ...]], int]:
-        """Own negatives that each row keeps, and the number refused as the query or a positive."""
+        """Return the given hard negatives that each row keeps, and how many were refused as the
+        query or a positive.
+        """
         if self.config.pool == "given":
             return [()] * len(records), 0
         own = [
@@ -251,7 +255,9 @@ class MineParts:
         read: ReadTexts,
         device: str,
     ) -> tuple[list[RankedCandidates], list[list[float]] | None]:
-        """Lists after the rule by teacher, and the cross-encoder's scores of rows' positives."""
+        """Apply the mining rule to each teacher's list, rescored if settings say so; also return
+        the cross-encoder's scores of the positives.
+        """
         scores: Sequence[np.ndarray | None] = [None] * len(lists)
         crossed = None
         if self.config.rescoring is not None:
@@ -278,7 +284,9 @@ class MineParts:
     def _chosen(
         self, parts: Sequence[_MinedPart], read: ReadTexts
     ) -> tuple[list[list[list[SelectedNegative]]], dict[int, str], int]:
-        """Negatives of each part's rows, their texts by id, and the number of copies met."""
+        """Select the negatives of each part's rows; return them with their texts by id and the
+        number of skipped copies.
+        """
         texts: dict[int, str] = {}
         first_query = np.cumsum([0, *(len(part.positives) for part in parts)])
         of_row = [part.queries.of_row + n for part, n in zip(parts, first_query, strict=False)]
@@ -327,7 +335,9 @@ class MineParts:
 
 
 def _reader(records: Sequence[Record], corpus: CorpusIndex, given: bool) -> ReadTexts:
-    """Function that reads candidates' texts by id."""
+    """Return the function that reads candidates' texts by id, from the corpus or from the rows'
+    given negatives.
+    """
     if not given:
         return corpus.texts_of
     texts = given_texts(records)
@@ -338,7 +348,9 @@ def _histograms(
     decided: Sequence[Sequence[RankedCandidates]],
     chosen: Sequence[Sequence[Sequence[SelectedNegative]]],
 ) -> list[dict[str, list[int]]]:
-    """Histograms of each teacher's scores that the rule used, over parts."""
+    """Make histograms, for each teacher, of the scores that the rule compared: positives, chosen
+    and refused candidates.
+    """
     found = []
     for number in range(len(decided[0])):
         parts = [of_part[number] for of_part in decided]
@@ -366,7 +378,7 @@ def _histograms(
 def _examples(
     records: Sequence[Record], decided: RankedCandidates, read: ReadTexts
 ) -> dict[int, dict[str, Any]]:
-    """Examples of rows, by their order over all parts.
+    """Describe some rows for the audit page, keyed by their order over all parts.
 
     Each with what the rule refused of the first teacher's list.
     """

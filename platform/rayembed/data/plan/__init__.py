@@ -1,1 +1,3 @@
-"""The batch plan: policies that order rows, the plan's files, and a worker's view of them."""
+"""The batch plan: policies that decide which rows share a batch, the plan's files, and reading them
+for one worker.
+"""

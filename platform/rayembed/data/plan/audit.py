@@ -1,4 +1,5 @@
-"""Audit of a plan: counts and examples of its rows, and their lineage.
+"""Audit of a batch plan: counts and examples of its rows, and the processing steps that each row
+comes from.
 
 Lineage traces a batch back to source rows, with the processing steps in between. A plan names the
 folder that each data set's rows came from, and each folder names its parent, up to the converted
@@ -56,8 +57,8 @@ def write_audit(
 
 
 def plan_warnings(plan: BatchPlan) -> list[str]:
-    """Warnings about what the stage's settings request and its rows lack or have too few of: hard
-    negatives, a teacher's scores of them, positives that no step trains, rows.
+    """Warn where the plan's rows lack what the stage's settings request: hard negatives, teacher
+    scores, or enough rows and steps.
     """
     found, stage = [], f"stage {plan.manifest['key']}"
     drawn = plan.manifest["datasets"].items()
@@ -105,7 +106,7 @@ def audit_dataset(
     manifest: Mapping[str, Any],
     records: Sequence[Record],
 ) -> str:
-    """Markdown section of one data set."""
+    """Write the audit's Markdown section about one data set."""
     drawn = plan["datasets"][name]
     rejected = {**manifest["rejected"], **manifest["dropped"], **drawn["rejected"]}
     lengths = Table(["words", "median", "95 %", "longest"], word_counts(records))
@@ -134,7 +135,9 @@ def audit_dataset(
 def _counted(
     plan: Mapping[str, Any], drawn: Mapping[str, Any], manifest: Mapping[str, Any]
 ) -> list[str]:
-    """Counts of hard negatives, teacher scores and masked false negatives, where they are used."""
+    """List the counts of hard negatives, teacher scores and masked false negatives, as far as the
+    plan uses them.
+    """
     lines = []
     if "negatives" in drawn:
         counts = drawn["negatives"]
@@ -181,7 +184,9 @@ def _shares(values: Mapping[str, Any]) -> str:
 
 
 def _drawn(plan: Mapping[str, Any], drawn: Mapping[str, Any]) -> list[str]:
-    """Steps that draw from the data set, and positives that are trained on, where they differ."""
+    """List the steps that draw from the data set and the positives that they train, where these are
+    not simply all.
+    """
     lines = [f"- steps: {drawn['steps']:,} of {plan['num_steps']:,}"] if "steps" in drawn else []
     languages = drawn.get("languages", [])
     if len(languages) > 1 or any(of["language"] for of in languages):
@@ -224,8 +229,8 @@ _TOLD = (
 
 
 def lineage(plan: BatchPlan, step: int) -> list[tuple[Record, tuple[DatasetArtifact, ...]]]:
-    """Each row of a global batch in slot order, with the folders of its data set from the one that
-    the plan read back to the converted records.
+    """Return each row of a global batch with the folders of its data set, from the one that the
+    plan read back to the converted records.
 
     A record tells the source rows that it was made from (`origin`), and of its negatives, which the
     plan kept, rank, score, rule and teacher; the folders' manifests have settings, teachers, counts
@@ -241,7 +246,8 @@ def lineage(plan: BatchPlan, step: int) -> list[tuple[Record, tuple[DatasetArtif
 
 
 def folders_of(plan: BatchPlan) -> dict[str, tuple[DatasetArtifact, ...]]:
-    """Data set → its folders, from the one that the plan read back to the converted records.
+    """Map each data set to its folders, from the one that the plan read back to the converted
+    records.
 
     Raises:
         ArtifactError: as `lineage`.
@@ -275,8 +281,8 @@ def _chain(storage: str, dataset: str, fingerprint: str) -> tuple[DatasetArtifac
 
 
 def data_warnings(plan_folder: str) -> list[str]:
-    """Warnings that preparation logged at its end: data that the stage's settings request and the
-    rows lack, and columns that no setting reads.
+    """Repeat the warnings that preparation logged at its end, about missing data and about columns
+    that no setting reads.
 
     Raises:
         ArtifactError: as `lineage`.
@@ -287,8 +293,8 @@ def data_warnings(plan_folder: str) -> list[str]:
 
 
 def rejected_rows(plan_folder: str) -> list[str]:
-    """One line for each data set with rejected rows: share, reasons, the page with examples. Rows
-    that are held out, or that a source rejects by its rule, are none of them.
+    """Describe the rejected rows of each data set in one line: share, reasons, and the page with
+    examples. Rows that are held out, or that a source rejects by its rule, are none of them.
 
     Raises:
         ArtifactError: as `lineage`.
@@ -309,7 +315,8 @@ def rejected_rows(plan_folder: str) -> list[str]:
 
 
 def teacher_provenance(plan_folder: str) -> list[dict[str, Any]]:
-    """Teachers whose vectors a stage learns from or masks by, in their order; as `data_provenance`.
+    """Describe the teachers whose vectors the stage reads, in order, as plain values that remain
+    when their folders are deleted.
 
     Raises:
         ArtifactError: a folder of vectors is gone or broken.
@@ -320,7 +327,8 @@ def teacher_provenance(plan_folder: str) -> list[dict[str, Any]]:
 
 
 def data_provenance(plan_folder: str) -> dict[str, list[dict[str, Any]]]:
-    """Data set → its folders in order, with the inputs and row counts of their manifests.
+    """Map each data set to its folders in order, with the inputs and row counts of their
+    manifests.
 
     Stored with a model's run: plain values that remain when the folders are deleted.
 

@@ -37,15 +37,16 @@ only make the footer longer, which each of them reads."""
 
 @dataclass(frozen=True)
 class StepFiles:
-    """Finished plan files. Picklable; opened when they are read."""
+    """Finished files of a plan, from which a range of a step's rows can be read. Picklable; opened
+    when they are read.
+    """
 
     folder: str
     rows_per_step: int
     steps_per_file: int
 
     def read(self, step: int, first: int, last: int, names: Sequence[str]) -> pa.Table:
-        """Columns, as `read_sealed` names them, of the slots `first` to `last` (exclusive) of a
-        step.
+        """Read columns of the rows in slots `first` to `last` (exclusive) of a step.
 
         Raises:
             ArtifactError: a file is missing or broken.
@@ -79,7 +80,7 @@ class StepFiles:
 
 
 def write_steps(folder: str, table: pa.Table, *, first_step: int, rows_per_step: int) -> str:
-    """Write whole steps as one file, rows in their order; returns the file's name.
+    """Write whole steps as one file, with rows in their order; return the file's name.
 
     Args:
         table: with the columns `step` and `slot`.
@@ -140,7 +141,7 @@ def check_files(folder: str, manifest: Mapping[str, Any]) -> None:
 
 
 def file_name(first_step: int) -> str:
-    """Name of the file that starts with the step."""
+    """Name of the plan file whose first step is `first_step`."""
     return f"steps-{first_step:09d}.parquet"
 
 
@@ -165,7 +166,7 @@ TRAINING = (
 
 
 class Pair(NamedTuple):
-    """Parts of a row that other rows of its batch need."""
+    """Fields of a row that serve as an in-context example for other rows of its batch."""
 
     dataset: str
     query_instruction: str
@@ -196,24 +197,23 @@ class BatchPlan:
 
     @property
     def global_pairs(self) -> int:
-        """Rows of each step, over all workers."""
+        """Number of rows (query-document pairs) in each step, over all workers."""
         return int(self.manifest["global_pairs"])
 
     @property
     def num_negatives(self) -> int:
-        """Maximum number of hard negatives of a row."""
+        """Maximum number of hard negatives that a row of the plan has."""
         return int(self.manifest["num_negatives"])
 
     @property
     def fingerprint(self) -> str:
-        """Content hash in hexadecimal digits: every row at its place, and whose vectors of the
-        texts go with it.
-        """
+        """Content hash of all steps' rows in order and of the teachers, in hexadecimal digits."""
         return str(self.manifest["fingerprint"])
 
     @property
     def teachers(self) -> tuple[str, ...]:
-        """Folders with teachers' vectors of the rows' texts, in the order of the stage's teachers.
+        """Folders with the teachers' vectors of the rows' texts, in the order of the stage's
+        teachers.
 
         They lie beside the plan in the same storage, also where both were moved together.
         """
@@ -229,7 +229,7 @@ class BatchPlan:
         num_workers: int = 1,
         columns: Sequence[str] = SCHEMA.names,
     ) -> list[Record]:
-        """Records of one worker in one step, in slot order.
+        """Read the records of one worker in one step, in slot order.
 
         Args:
             columns: that are read, such as `TRAINING`; other fields have their defaults.
@@ -254,7 +254,7 @@ class BatchPlan:
         return [Record.from_row(row) for row in table.to_pylist()]
 
     def read_pairs(self, step: int) -> list[Pair]:
-        """Query and first positive of every row of a step, in slot order.
+        """Read the query and the positives of every row of a step, in slot order.
 
         Raises:
             ArtifactError: a file of the plan is missing or broken.
@@ -266,7 +266,7 @@ class BatchPlan:
         ]
 
     def query_instructions(self) -> set[tuple[str, str]]:
-        """Distinct pairs of data set name and query instruction.
+        """Return the distinct pairs of data set name and query instruction in the plan.
 
         Reads two columns of all files.
 

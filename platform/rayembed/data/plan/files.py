@@ -1,4 +1,5 @@
-"""Writing of plan files: rows are sent to their block of steps, and each block is written.
+"""Write plan files: one task sends rows to the file of their steps, another sorts and writes each
+file.
 
 Each part is read once and each block is assembled once, so memory is bounded by a part and a block
 for any data size. Both are tasks over work items, run here or by Ray Data.
@@ -37,8 +38,8 @@ ROWS_PER_FILE = 8192
 
 @dataclass(frozen=True)
 class SendRows:
-    """Task: send a part's rows to the plan files of their positions, each with the positive that is
-    trained there at the front.
+    """Task: send each row of a part to the plan files of its positions, with the positive to be
+    trained there moved to the front.
 
     Of a row with n positives the k-th place, from 0, trains the positive k mod n.
     """
@@ -48,8 +49,8 @@ class SendRows:
     num_negatives: int
 
     def __call__(self, item: PartPlaces) -> Sent:
-        """Rows with their positions, by plan file; `rows`, `positives` and `trained`: numbers of
-        different rows, of their positives, and of those that a place trains.
+        """Return copies of the rows for their positions, and counts of distinct `rows`, their
+        `positives`, and positives that are `trained`.
         """
         table = _trim(read_table(item.part.path), self.num_negatives)
         sent = placed_rows(table, item, self.rows_per_step, self.steps_per_file)
@@ -65,7 +66,8 @@ class SendRows:
 
 
 def with_next_positives(table: pa.Table, turns: np.ndarray) -> pa.Table:
-    """Reorder the positives of rows so that the next one in turn comes first, with its scores.
+    """Rotate the positives of each row so that a row drawn several times trains each positive in
+    turn; scores move along.
 
     A positive that nothing scored has no score.
 
@@ -104,7 +106,7 @@ def _with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
 
 @dataclass(frozen=True)
 class Block:
-    """Work item: the steps of one plan file."""
+    """Work item: the consecutive steps of one plan file."""
 
     number: int
     first_step: int
@@ -114,13 +116,15 @@ class Block:
 
     @property
     def key(self) -> str:
-        """Unique name from its number and inputs."""
+        """Unique name from the block's number and the folder of its rows."""
         return f"{self.number:06d}-{self.sent}"
 
 
 @dataclass(frozen=True)
 class Gather:
-    """Task: gather one plan file, rows sorted by step and slot, in row groups that workers read."""
+    """Task: gather the rows of one plan file, sort them by step and slot, and write them in small
+    row groups.
+    """
 
     folder: str
     buckets: Buckets
@@ -129,9 +133,8 @@ class Gather:
     """Columns of `OPTIONAL` that rows carry."""
 
     def __call__(self, block: Block) -> Result:
-        """Run the task; its result has `file`, `steps` (hash of each step's rows),
-        `rows_by_dataset`, and `scores_by_dataset` (see `score_counts`) if the loss reads teacher
-        scores.
+        """Write the file; return its name as `file`, a hash of each of its `steps`,
+        `rows_by_dataset`, and `scores_by_dataset` if the loss reads teacher scores.
         """
         table = read_block(self.buckets, block, self.global_pairs)
         table = _planned(balanced_steps(table, self.global_pairs), self.columns)
@@ -159,7 +162,7 @@ class Gather:
 def placed_rows(
     table: pa.Table, item: PartPlaces, rows_per_step: int, steps_per_block: int
 ) -> Sent:
-    """Rows of a part at all their positions, by block of steps."""
+    """Copy each row of a part to all its positions, and name the block of steps of each copy."""
     row, position, _ = item.read()
     step, slot = np.divmod(position, rows_per_step)
     rows = table.take(pa.array(row))
@@ -169,12 +172,12 @@ def placed_rows(
 
 
 def num_blocks(num_steps: int, steps_per_block: int) -> int:
-    """Number of blocks of steps."""
+    """Number of blocks, each of at most `steps_per_block` consecutive steps."""
     return -(-num_steps // steps_per_block)
 
 
 def blocks_of(buckets: Buckets, num_steps: int, steps_per_block: int) -> list[Block]:
-    """Blocks of the rows that `placed_rows` sent."""
+    """List the blocks of steps, as work items, whose rows `placed_rows` has sent."""
     return [
         Block(number, first, min(steps_per_block, num_steps - first), file_name(buckets.folder))
         for number, first in enumerate(range(0, num_steps, steps_per_block))
@@ -182,7 +185,7 @@ def blocks_of(buckets: Buckets, num_steps: int, steps_per_block: int) -> list[Bl
 
 
 def read_block(buckets: Buckets, block: Block, rows_per_step: int) -> pa.Table:
-    """Rows of a block, sorted by step and slot.
+    """Read all rows of a block, sorted by step and slot.
 
     Raises:
         ArtifactError: the rows that were sent do not fill it.
@@ -210,7 +213,9 @@ def step_hash(rows: pa.Table) -> str:
 
 
 def _planned(table: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Table of a plan's columns; one of `columns` that no part has is empty."""
+    """Select and cast the columns of a plan; an optional column that no part has is filled with
+    nulls.
+    """
     for name in columns:
         if name not in table.column_names:
             table = table.append_column(OPTIONAL.field(name), pa.nulls(len(table), pa.float32()))
@@ -219,7 +224,7 @@ def _planned(table: pa.Table, columns: Sequence[str]) -> pa.Table:
 
 
 def _trim(table: pa.Table, num_negatives: int) -> pa.Table:
-    """Table with at most the first `num_negatives` negatives of each row."""
+    """Cut the hard negatives of each row to the first `num_negatives`."""
     if num_negatives:
         trimmed = pc.list_slice(table["negatives"], 0, num_negatives)
     else:
@@ -242,7 +247,8 @@ _SMALL = 4096
 
 
 def balanced(costs: Sequence[float]) -> list[int]:
-    """Order rows so that both halves cost about the same, then each half's halves, and so on.
+    """Order rows so that the first and the second half cost about the same, and so do the halves of
+    each half.
 
     Workers take shares of equal size one after the other, so that their shares are balanced
     whatever their number: wholly where it is a power of two, else but for the blocks at their ends.
@@ -272,7 +278,9 @@ def _halved(places: list[int], costs: Sequence[float]) -> list[int]:
 
 
 def _swap(light: list[int], heavy: list[int], costs: Sequence[float]) -> None:
-    """Swap the two rows that bring the sums closest together, a few times."""
+    """Swap a few pairs of rows between two halves, each time the pair that brings their total costs
+    closest together.
+    """
     for _ in range(_SWAPS):
         ours = np.array([costs[place] for place in light])
         theirs = np.array([costs[place] for place in heavy])
@@ -285,7 +293,8 @@ def _swap(light: list[int], heavy: list[int], costs: Sequence[float]) -> None:
 
 
 def balanced_steps(table: pa.Table, rows_per_step: int) -> pa.Table:
-    """Rows of whole steps, each step in a balanced order with new slots.
+    """Reorder the rows of each step by `balanced`, so that workers get similar loads, and renumber
+    their slots.
 
     Args:
         table: sorted by `step` and `slot`.
@@ -302,7 +311,9 @@ def balanced_steps(table: pa.Table, rows_per_step: int) -> pa.Table:
 
 
 def _bytes_of_rows(table: pa.Table) -> np.ndarray:
-    """(n,) int64 bytes of each row's query, first positive and negatives, each up to a limit."""
+    """(n,) int64 bytes of each row's query, first positive and negatives; a long text counts up to
+    `_MOST_BYTES`.
+    """
 
     def lengths(texts: pa.ChunkedArray | pa.Array) -> np.ndarray:
         found = pc.min_element_wise(pc.binary_length(texts), _MOST_BYTES)

@@ -1,4 +1,4 @@
-"""Row order of a plan: selects usable rows and assigns each to steps and slots."""
+"""Choose the usable rows for a plan, and assign them to steps and slots."""
 
 import logging
 from collections import Counter
@@ -39,7 +39,7 @@ SMALL_LANGUAGE = "fewer rows of its language than a batch"
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """Settings that decide a plan, besides the rows."""
+    """Settings that, with the rows, determine a batch plan."""
 
     weights: Mapping[str, float]
     """Sampling weight of each data set."""
@@ -63,7 +63,7 @@ class PlanConfig:
     see `vectors.store`."""
 
     def values(self) -> dict[str, Any]:
-        """The settings as plain values."""
+        """Return the settings as plain values, for the plan's manifest and fingerprint."""
         kept = dict(vars(self))
         del kept["epochs" if self.epochs is None else "num_steps"]
         return {**kept, "weights": dict(sorted(self.weights.items()))}
@@ -77,7 +77,7 @@ class PlanConfig:
 
 @dataclass(frozen=True)
 class UsableRows:
-    """Usable rows of one data set, in an order that only the rows' content decides."""
+    """Rows of one data set that can be drawn, in an order that depends only on their content."""
 
     total: int
     """Number of all rows, including those left out."""
@@ -92,14 +92,14 @@ class UsableRows:
     """(n / G,) int64 numbers of whole batches of G consecutive rows, where a policy draws these."""
 
     def places(self, row: np.ndarray) -> np.ndarray:
-        """(m,) int64 row numbers of (m,) usable rows, counted through the parts."""
+        """(m,) int64 row numbers, counted through all parts, of (m,) usable rows."""
         if self.rows is not None:
             return np.asarray(self.rows.place[row], np.int64)
         batch, slot = np.divmod(row, self.count // len(self.batches))
         return np.asarray(self.batches[batch] * (self.count // len(self.batches)) + slot)
 
     def drawn(self, name: str, weight: float) -> DatasetRows:
-        """Rows in the form that policies use."""
+        """Convert the rows to the form that batching policies draw from."""
         if self.rows is not None:
             weight = weight if self.count else 0.0
             return DatasetRows(name, weight, self.rows.query_hash, self.rows.rows_of)
@@ -108,7 +108,7 @@ class UsableRows:
 
 @dataclass(frozen=True)
 class Draws:
-    """Counts of what the steps draw, by data set number."""
+    """Counts of the rows and steps drawn from each data set, by data set number."""
 
     rows: list[int]
     steps: list[int]
@@ -128,7 +128,7 @@ def usable_rows(
     batch_pairs: Mapping[str, int],
     scratch: Path,
 ) -> dict[str, UsableRows]:
-    """Usable rows of each data set of `config.weights`.
+    """Find the rows of each data set that the stage can train on, and sort them.
 
     Args:
         batch_pairs: as in `write_plan`.
@@ -169,7 +169,8 @@ def draw_rows(
     config: PlanConfig,
     place: Callable[[np.ndarray, np.ndarray], None],
 ) -> Draws:
-    """Draw the rows of all steps by the stage's policy.
+    """Draw the rows of all steps by the stage's batching policy, and report each through
+    `place`.
 
     Args:
         place: takes (G,) int64 row numbers of each step, that count through the parts of all data
@@ -210,7 +211,7 @@ def describe(
     config: PlanConfig,
     parts: Mapping[str, Sequence[Part]],
 ) -> dict[str, dict[str, Any]]:
-    """Manifest entries of each data set: rows, draws, epochs, steps, languages."""
+    """Make the manifest entry of each data set: rows, draws, epochs, steps, languages."""
     told: dict[str, dict[str, Any]] = {}
     for number, (name, usable_of) in enumerate(usable.items()):
         drawn = draws.rows[number]
@@ -246,7 +247,7 @@ def describe(
 
 
 def _check_negatives(usable: Mapping[str, UsableRows], config: PlanConfig) -> None:
-    """Raise when the stage requests hard negatives and no row of its data sets has any.
+    """Raise if the stage requests hard negatives but no row of its data sets has any.
 
     Raises:
         DataError: it asks for some, and there is none.
@@ -264,7 +265,7 @@ def _check_negatives(usable: Mapping[str, UsableRows], config: PlanConfig) -> No
 
 @dataclass
 class _Group:
-    """Counts of the usable rows of one language, or of all."""
+    """Counts of usable rows, of one language or of the whole data set."""
 
     first: int
     """Global row number of its first row."""
@@ -274,14 +275,14 @@ class _Group:
 
 
 class _Tally:
-    """Counts of usable rows by group, taken while their index is read."""
+    """Counts usable rows by group while their index is read."""
 
     def __init__(self, asked: int) -> None:
         self.groups: dict[int, _Group] = {}
         self._asked = asked
 
     def add(self, group: np.ndarray, negatives: np.ndarray, place: np.ndarray) -> None:
-        """Count (m,) rows."""
+        """Count (m,) rows, given the group and the number of hard negatives of each."""
         found, firsts, of = np.unique(group, return_index=True, return_inverse=True)
         rows = np.bincount(of, minlength=len(found)).tolist()
         none = np.bincount(of[negatives == 0], minlength=len(found)).tolist()
@@ -293,7 +294,7 @@ class _Tally:
             told.enough += enough[number]
 
     def negatives(self, kept: Iterable[int]) -> dict[str, int]:
-        """Histogram of the rows of some groups."""
+        """Count the groups' rows without, with some, and with enough hard negatives."""
         groups = [self.groups[name] for name in kept]
         rows, none = sum(of.rows for of in groups), sum(of.none for of in groups)
         enough = sum(of.enough for of in groups)
@@ -301,7 +302,7 @@ class _Tally:
 
 
 def _learns(index: PartIndex, config: PlanConfig) -> np.ndarray:
-    """(rows,) bool mask of rows that have negatives to learn from."""
+    """(rows,) bool mask of rows with negatives to learn from, or with a graded similarity."""
     if "similarity" in config.columns:  # rows are compared with each other by their similarity
         return np.ones(len(index.id_hash), dtype=bool)
     negatives = np.minimum(index.num_negatives, config.num_negatives)
@@ -309,7 +310,7 @@ def _learns(index: PartIndex, config: PlanConfig) -> np.ndarray:
 
 
 def _check_learning(name: str, missing: int, count: int, config: PlanConfig) -> None:
-    """Log how many rows have nothing to learn from, and raise if there are too many.
+    """Log how many rows have no negatives to learn from, and raise if there are too many.
 
     Raises:
         DataError: too many.
@@ -332,9 +333,7 @@ def _check_learning(name: str, missing: int, count: int, config: PlanConfig) -> 
 def _of_single_rows(
     name: str, parts: Sequence[Part], config: PlanConfig, scratch: Path
 ) -> UsableRows:
-    """Usable rows of policies that draw single rows; `homogeneous` drops languages too small for a
-    batch.
-    """
+    """Usable rows for drawing single rows; `homogeneous` drops languages too small for a batch."""
     total = sum(part.rows for part in parts)
     by_language = config.policy == "homogeneous"
     tally = _Tally(config.num_negatives)
@@ -380,7 +379,9 @@ def _of_single_rows(
 def _of_whole_batches(
     name: str, parts: Sequence[Part], config: PlanConfig, batch_pairs: int | None
 ) -> UsableRows:
-    """All rows in whole batches; batches ordered by the smallest id hash in them."""
+    """Take all rows as the batches that clustering made; batches are ordered by the smallest id
+    hash in each.
+    """
     if batch_pairs != config.global_pairs:
         has = f"batches of {batch_pairs} pairs" if batch_pairs else "no clusters"
         raise DataError(
@@ -405,7 +406,7 @@ def _of_whole_batches(
 
 
 def _language(parts: Sequence[Part], place: int) -> str | None:
-    """Language of a row, by global row number."""
+    """Read the language of a row, given its number counted through all parts."""
     for part in parts:
         if place < part.rows:
             return read_table(part.path, ["language"])["language"][place].as_py()  # type: ignore[no-any-return]

@@ -33,7 +33,7 @@ def blended(
     key: str,
     temperature: float | None = None,
 ) -> Iterator[PlannedBatch]:
-    """Batches of all steps, in order.
+    """Yield the batches of all steps, each mixed from all data sets by their shares.
 
     Each batch holds each data set's share of rows; rounding remainders are carried to the next
     step, so that shares are exact to one row over any number of steps. Data sets are sampled by
@@ -91,7 +91,7 @@ def homogeneous(
     key: str,
     temperature: float | None = None,
 ) -> Iterator[PlannedBatch]:
-    """Batches of all steps, in order.
+    """Yield the batches of all steps, each from a single data set and language.
 
     Steps are divided among data sets by share, and a data set's steps among its languages by rows
     to the power 1/T (None: by rows), in whole numbers by largest remainder. The steps are in seeded
@@ -150,7 +150,7 @@ def clustered(
     key: str,
     temperature: float | None = None,
 ) -> Iterator[PlannedBatch]:
-    """Batches of all steps, in order.
+    """Yield the batches of all steps, each as contextual clustering made it.
 
     Steps are divided among data sets by share, in whole numbers by largest remainder, and mixed in
     seeded order. A data set's batches come in seeded permutations, one for each epoch, without
@@ -177,7 +177,7 @@ def clustered(
 
 
 def _batches(name: str, count: int, seed: int, key: str) -> Iterator[int]:
-    """Infinite iterator of batch numbers, each epoch in another order."""
+    """Yield batch numbers without end, in another seeded order in each epoch."""
     epoch = 0
     while True:
         yield from generator(seed, key, name, epoch).permutation(count).tolist()

@@ -1,4 +1,5 @@
-"""Sampling shared by all policies: mixing shares and seeded epoch samplers over a data set's rows.
+"""Sampling that all policies share: mixing shares of data sets, and seeded samplers that draw a
+data set's rows epoch by epoch.
 
 Results depend only on the rows' hashes, the weights and the seed, not on workers or the order in
 which rows were read. G rows of a global batch.
@@ -16,7 +17,7 @@ import xxhash
 
 @dataclass(frozen=True)
 class DatasetRows:
-    """Properties of a data set's rows that ordering needs."""
+    """Fields of a data set's rows that batching policies need."""
 
     name: str
     weight: float
@@ -30,7 +31,7 @@ class DatasetRows:
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """Rows of one step, by slot."""
+    """Data set and row number of each slot of one step."""
 
     dataset: np.ndarray
     """(G,) int32 data set numbers."""
@@ -39,7 +40,8 @@ class PlannedBatch:
 
 
 def shares(weights: Sequence[float], rows: Sequence[int], temperature: float | None) -> np.ndarray:
-    """Normalised sampling shares: each weight times its number of rows to the power 1/T.
+    """Share of each data set in the batches: its weight times its number of rows to the power 1/T,
+    normalised to sum 1.
 
     Args:
         temperature: T; None: the weights alone.
@@ -67,7 +69,7 @@ def whole_numbers(owed: np.ndarray, total: int) -> np.ndarray:
 
 
 def sequence(counts: np.ndarray, seed: int, key: str) -> np.ndarray:
-    """(sum of counts,) int64: each number i repeated `counts[i]` times, in seeded order."""
+    """(sum of counts,) int64: each number i occurs `counts[i]` times, in seeded random order."""
     numbers = np.repeat(np.arange(len(counts)), counts)
     return generator(seed, key, "sequence", 0).permutation(numbers)
 
@@ -79,7 +81,8 @@ such a query, about."""
 
 
 def frequent(query_hash: np.ndarray, most: int) -> set[int]:
-    """Queries with more rows than an epoch has draws.
+    """Find the queries that have more rows than an epoch has draws, so that a batch must hold them
+    several times.
 
     Memory grows with the rows of a batch alone: hashes are counted one by one only where those that
     end alike are so many.
@@ -102,7 +105,7 @@ def frequent(query_hash: np.ndarray, most: int) -> set[int]:
 
 
 def rows_of_queries(query_hash: np.ndarray, queries: set[int]) -> dict[int, int]:
-    """Number of rows of each of the queries that has any."""
+    """Count the rows of each given query; queries without rows are left out."""
     wanted = np.array(sorted(queries), np.int64)
     counts = np.zeros(len(wanted), np.int64)
     for some in _in_chunks(query_hash) if queries else ():
@@ -133,8 +136,8 @@ class EpochSampler:
         key: str,
         spread: Mapping[int, int],
     ) -> None:
-        """Start with the first epoch; a permutation takes four bytes a row, and a row that waits
-        four more.
+        """Start with the first epoch; memory is four bytes for each row, and four more for each
+        postponed row.
 
         Args:
             spread: rows of each query of which a batch may have several, `frequent` here or in
@@ -154,7 +157,7 @@ class EpochSampler:
         self.waiting = _WaitingPlaces(self.order.dtype.char)
 
     def draw(self, count: int, used: set[int]) -> np.ndarray:
-        """Draw (count,) int64 rows; adds their query hashes to `used`.
+        """Draw (count,) int64 row numbers, and add their query hashes to `used`.
 
         Rows are drawn without replacement within an epoch. A row whose query text is in `used`
         waits for the next call, unless its epoch has no other row left, or it is one of those of a
@@ -197,9 +200,9 @@ class EpochSampler:
         return np.array(taken, dtype=np.int64)
 
     def _due(self, count: int, used: set[int]) -> dict[int, int]:
-        """Spread query → number of its rows that the next (count,) draws may contain. Rows beyond
-        one per draw get the share of the epoch that is drawn with these draws, plus one; if the
-        query is in `used`, all its rows get that share.
+        """For each frequent query, compute how many of its rows the next draws may contain so that
+        they spread evenly over the epoch. Rows beyond one per draw get the share of the epoch that
+        is drawn with these draws, plus one; if the query is in `used`, all its rows get that share.
         """
         rows = len(self.query_hash)
         part = min(self.drawn + count, rows)
@@ -213,7 +216,9 @@ class EpochSampler:
         return due
 
     def _take_ahead(self, count: int, used: set[int], due: dict[int, int]) -> list[int]:
-        """Take the next (count,) rows whose queries are new or due; the others wait."""
+        """Go through the next `count` rows: take each whose query is new in the batch or due to
+        repeat, and postpone the others.
+        """
         ahead = self.order[self.place : self.place + count]
         rows, queries = ahead.tolist(), self.query_hash[ahead].tolist()
         taken = []
@@ -235,8 +240,8 @@ class EpochSampler:
 
 
 def _fits(query: int, used: set[int], due: dict[int, int]) -> bool:
-    """Whether the batch may take a row of this query: it has none yet, or a repeat is due; if so,
-    count it.
+    """Return whether the batch may take a row of this query (it has none yet, or a repeat is due),
+    and if so, count the row.
     """
     if query in used and due.get(query, 0) <= 0:
         return False
@@ -247,7 +252,8 @@ def _fits(query: int, used: set[int], due: dict[int, int]) -> bool:
 
 
 class _WaitingPlaces:
-    """Positions in an epoch's order whose rows are postponed, by query; taken earliest first.
+    """Postponed positions in an epoch's order, grouped by query; the earliest is taken
+    first.
 
     A draw comes to new rows only after it has taken all waiting queries that its batch lacked. So
     no more queries wait at once than a batch has, however many rows of them do: the heap stays
@@ -255,7 +261,7 @@ class _WaitingPlaces:
     """
 
     def __init__(self, typecode: str) -> None:
-        """Start empty; `typecode` is the array type that holds places."""
+        """Start without postponed positions; `typecode` is the array type of positions."""
         self._typecode = typecode
         self._first: list[tuple[int, int]] = []
         """Heap of each query's earliest position, with the query."""
@@ -266,7 +272,7 @@ class _WaitingPlaces:
         return bool(self._first)
 
     def add(self, place: int, query: int) -> None:
-        """Postpone a position that is later than all earlier ones."""
+        """Postpone a position, which must be later than all positions added before."""
         if query in self._later:
             self._later[query].append(place)
         else:
@@ -274,8 +280,8 @@ class _WaitingPlaces:
             heapq.heappush(self._first, (place, query))
 
     def take(self, count: int, used: set[int], due: dict[int, int]) -> list[int]:
-        """Take up to (count,) positions of queries that are not in `used` or are due; adds these to
-        it.
+        """Take up to `count` positions whose query is not in `used` or is due to repeat; add their
+        queries to `used`.
         """
         taken: list[int] = []
         kept: list[tuple[int, int]] = []  # of queries in `used`: not looked at again in this draw
@@ -295,14 +301,16 @@ class _WaitingPlaces:
         return taken
 
     def take_first(self) -> int:
-        """Take the earliest position."""
+        """Remove and return the earliest postponed position."""
         place, query = heapq.heappop(self._first)
         for first in self._next(query):
             heapq.heappush(self._first, first)
         return place
 
     def _next(self, query: int) -> list[tuple[int, int]]:
-        """What follows a query's earliest place in the heap, if anything does."""
+        """Return the next postponed position of a query as a heap entry, in a list that is empty if
+        there is none.
+        """
         if self._later[query]:
             return [(self._later[query].pop(), query)]
         del self._later[query]
@@ -310,7 +318,9 @@ class _WaitingPlaces:
 
 
 class _Queue:
-    """Whole numbers, first in, first out, at a few bytes each: those of a query may be millions."""
+    """Queue of integers (first in, first out) in a compact array, since one query may have
+    millions.
+    """
 
     def __init__(self, typecode: str) -> None:
         self._numbers = array(typecode)
@@ -320,11 +330,11 @@ class _Queue:
         return self._start < len(self._numbers)
 
     def append(self, number: int) -> None:
-        """Add a number."""
+        """Add a number at the end."""
         self._numbers.append(number)
 
     def pop(self) -> int:
-        """Take the number that was added first."""
+        """Remove and return the number that was added first."""
         number = self._numbers[self._start]
         self._start += 1
         if 2 * self._start > len(self._numbers):  # moves fewer numbers than were taken since
@@ -334,6 +344,8 @@ class _Queue:
 
 
 def generator(seed: int, key: str, name: str, number: int) -> np.random.Generator:
-    """Random generator for one purpose: `name` and `number` within the stage `key`."""
+    """Make the random generator for one purpose, given by `name` and `number` within the stage
+    `key`.
+    """
     text = f"{seed}\0{key}\0{name}\0{number}"
     return np.random.Generator(np.random.PCG64(xxhash.xxh3_64_intdigest(text.encode())))

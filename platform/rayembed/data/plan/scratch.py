@@ -1,4 +1,5 @@
-"""Scratch space on this machine's disk for data larger than memory, such as row positions.
+"""Sort and look up data larger than memory, such as row positions, in temporary files on this
+machine's disk.
 
 Rows of a plan are drawn in the order of steps and read in the order of parts. In between their
 places stand in runs, and a run is sorted by itself: memory does not grow with the rows.
@@ -29,7 +30,7 @@ _PREFIX = "rayembed-rows-"
 
 @contextmanager
 def scratch_folder(what: str, size: int) -> Iterator[Path]:
-    """Create an empty folder below `TMPDIR`, and remove it at the end.
+    """Create an empty folder below `TMPDIR` for the block, and remove it at the end.
 
     Args:
         what: what it is for, in an error.
@@ -59,8 +60,8 @@ def scratch_folder(what: str, size: int) -> Iterator[Path]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock file next to a folder for as long as the folder exists: another process that
-    looks whether anybody holds it can put nothing into the folder.
+    """Hold the lock file next to a folder while the folder is used, so that other processes do not
+    delete it.
 
     Raises:
         Timeout: another process holds it.
@@ -74,7 +75,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _sweep(place: Path) -> None:
-    """Remove the folders of processes that were killed, whose locks nobody holds."""
+    """Remove scratch folders that killed processes left, recognised by their free lock."""
     for folder in (path for path in place.glob(f"{_PREFIX}*") if path.is_dir()):
         try:
             with _locked(folder):
@@ -84,7 +85,7 @@ def _sweep(place: Path) -> None:
 
 
 def mapped(path: Path, count: int, dtype: Any) -> np.ndarray:
-    """(count,) zeros in a memory-mapped file."""
+    """Make a memory-mapped file of `count` zeros."""
     if not count:
         return np.empty(0, dtype)
     return np.asarray(np.memmap(path, dtype, "w+", shape=(count,)))
@@ -98,12 +99,16 @@ _MOST_RUNS = 512
 
 
 def num_runs(num_rows: int) -> int:
-    """Number of runs of about `ROWS_OF_RUN` rows each; larger runs for very many rows."""
+    """Number of files to divide rows into for sorting, about `ROWS_OF_RUN` rows each; more rows
+    each if there are very many.
+    """
     return min(max(1, -(-num_rows // ROWS_OF_RUN)), _MOST_RUNS)
 
 
 def run_of_hash(hashes: np.ndarray, count: int) -> np.ndarray:
-    """(n,) run number of each of (n,) int64 hashes by its first bits, so that runs are sorted."""
+    """(n,) file number of each of (n,) int64 hashes, such that a lower file number means a lower
+    hash.
+    """
     # The highest bits of the hash with its sign turned.
     high = (hashes.view(np.uint64) ^ np.uint64(1 << 63)) >> np.uint64(32)
     run: np.ndarray = ((high * np.uint64(count)) >> np.uint64(32)).astype(np.int64)
@@ -111,10 +116,12 @@ def run_of_hash(hashes: np.ndarray, count: int) -> np.ndarray:
 
 
 class Runs:
-    """Rows divided into files that are sorted one by one, since all may not fit in memory."""
+    """Rows divided into files, which are sorted one by one because all rows may not fit in
+    memory.
+    """
 
     def __init__(self, folder: Path, count: int, dtype: np.dtype[Any]) -> None:
-        """Start with nothing.
+        """Create empty files for the rows.
 
         Args:
             folder: an existing one.
@@ -126,7 +133,7 @@ class Runs:
         self._files = [path.open("wb") for path in self._paths]
 
     def add(self, rows: np.ndarray, run: np.ndarray) -> None:
-        """Write each row to its run, of (rows,) numbers."""
+        """Append each row to the file that `run` names for it."""
         order = np.argsort(run, kind="stable")
         edges = np.searchsorted(run[order], np.arange(self.count + 1))
         rows = rows[order]
@@ -134,7 +141,9 @@ class Runs:
             self._files[number].write(rows[edges[number] : edges[number + 1]].tobytes())
 
     def read(self) -> Iterator[np.ndarray]:
-        """Rows of each run in the order in which they came; its file is removed."""
+        """Yield the rows of each file in the order in which they were added, and delete the
+        file.
+        """
         for file in self._files:
             file.close()
         for path in self._paths:
@@ -148,7 +157,7 @@ _RUN = np.dtype([("id", "<i8"), ("query", "<i8"), ("language", "<i8"), ("place",
 
 @dataclass(frozen=True)
 class SortedRows:
-    """Rows by language, and within a language by the hash of their id; equal ones by place."""
+    """Rows sorted by language and within a language by the hash of their id, then by row number."""
 
     place: np.ndarray
     """(n,) int64 or int32 global row numbers, counted through the parts; mapped."""
@@ -164,7 +173,7 @@ def sorted_rows(
     num_rows: int,
     kept: Callable[[], Mapping[int, int]],
 ) -> SortedRows:
-    """Sort rows within bounded memory; 44 bytes a row of `scratch` are used on the way.
+    """Sort rows within bounded memory, with 44 bytes of `scratch` for each row meanwhile.
 
     They are cut by the first bits of their id's hash into as many files as it takes, and each is
     sorted by itself. 12 bytes a row stay in files that are mapped into memory, so that the system
@@ -223,7 +232,9 @@ _PLACE = np.dtype([("row", "<i8"), ("position", "<i8")])
 
 @dataclass(frozen=True)
 class PartPlaces:
-    """Work item: a part and the file of its places in the plan; a row may have several."""
+    """Work item: a part, and the file with the positions of its rows in the plan; a row may have
+    several.
+    """
 
     part: Part
     file: str
@@ -236,13 +247,13 @@ class PartPlaces:
 
     @property
     def key(self) -> str:
-        """Unique name from part and positions; the file is named by its content."""
+        """Unique name from the part and the file of positions, which is named by its content."""
         named = f"{self.file.rpartition('/')[2]}-{self.number}-{self.first}"
         return f"{self.part.digest}-{xxhash.xxh3_64_hexdigest(named.encode())}"
 
     def read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(m,) int64 row numbers of the part, ascending; (m,) int64 positions, those of a row in
-        the order in which they were added; and (m,) int64 how many of its row were added earlier.
+        """Read (m,) int64 row numbers within the part, ascending, their (m,) int64 positions, and
+        (m,) int64 how many positions of the same row come earlier.
 
         Raises:
             ArtifactError: the file is missing or broken.
@@ -257,12 +268,14 @@ class PartPlaces:
 
 
 class PlaceWriter:
-    """Collects positions of rows in any order, for any number of rows."""
+    """Collects the plan positions of rows in any order and number, and writes them to files part by
+    part.
+    """
 
     def __init__(
         self, scratch: Path, folder: str, parts: Sequence[Part], most: int | None = None
     ) -> None:
-        """Start with nothing.
+        """Start without positions.
 
         Args:
             scratch: an existing folder on this machine.
@@ -278,7 +291,7 @@ class PlaceWriter:
         self._waiting: list[np.ndarray] = []
 
     def add(self, row: np.ndarray, position: np.ndarray) -> None:
-        """Add (m,) int64 positions of (m,) row numbers that count through the parts."""
+        """Add (m,) int64 positions of (m,) rows, whose numbers count through all parts."""
         for start in range(0, len(row), _BUFFERED):
             some = slice(start, start + _BUFFERED)
             places = np.empty(len(row[some]), _PLACE)
@@ -288,7 +301,7 @@ class PlaceWriter:
                 self._flush()
 
     def finish(self) -> list[PartPlaces]:
-        """Write the files of positions; a work item for each part that has any, in their order."""
+        """Write the files of positions, and return a work item for each part that has any."""
         self._flush()
         runs = enumerate(self._runs.read())
         return [item for number, places in runs for item in self._written(number, places)]

@@ -24,7 +24,7 @@ NO_TEXT = -1
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One worker's slice of a global batch: b rows with U distinct texts."""
+    """One worker's slice of a global batch: b rows that use U distinct texts."""
 
     step: int
     tokens: list[Tokens]
@@ -65,7 +65,7 @@ class StepBatch:
     unit vectors of the distinct texts."""
 
     def occurrences(self) -> np.ndarray:
-        """(U,) int64 number of uses of each text in the worker's rows."""
+        """(U,) int64 number of times that the worker's rows use each text."""
         places = np.concatenate([self.query, self.positive, self.negatives.ravel()])
         return np.bincount(places[places != NO_TEXT], minlength=len(self.tokens))
 
@@ -77,7 +77,8 @@ def make_step_batch(
     tokenizer: Tokenizer,
     teachers: Sequence[TextVectors] = (),
 ) -> StepBatch:
-    """Build the step batch of records, each with its first positive and first `num_negatives`.
+    """Build the step batch of records, using the first positive and the first `num_negatives`
+    negatives of each.
 
     The plan has put at the front which of a record's positives the step trains; all others are
     known as no negatives.

@@ -1,4 +1,5 @@
-"""A worker's input pipeline: a thread or processes build step batches ahead of use.
+"""A worker's input pipeline, in which a thread or processes build step batches before they are
+needed.
 
 Of a model that learns in context, examples stand in front of queries, as in bge-en-icl (arXiv
 2409.15700): other pairs of the same global batch, so that they need no data of their own. They
@@ -30,7 +31,9 @@ logger = logging.getLogger(__name__)
 
 
 def settled_step_processes(placement: Placement, model: TrainableModel) -> tuple[int, bool]:
-    """Number of processes that make each worker's batches, and whether the settings name it."""
+    """Return how many processes build each worker's batches, and whether the settings state that
+    number.
+    """
     if placement.step_processes is not None:
         return placement.step_processes, True
     workers_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # as Ray Train sets it
@@ -47,8 +50,8 @@ def prefetched(
     *,
     read_ahead: int = 4,
 ) -> Generator[Any]:
-    """Results of `make` for steps `first_step` to `num_steps` (exclusive), in order, computed in
-    advance.
+    """Yield the results of `make` for the steps `first_step` to `num_steps` (exclusive) in order,
+    computed in advance.
 
     Args:
         make: picklable where processes make the steps.
@@ -74,7 +77,7 @@ def prefetched(
 
 @dataclass(frozen=True)
 class PairSteps:
-    """Builds one worker's batches of a plan by step number. Picklable."""
+    """Builds the batches of one worker from a plan, given the number of the step. Picklable."""
 
     plan: BatchPlan
     tokenizer: Tokenizer
@@ -82,7 +85,7 @@ class PairSteps:
     num_workers: int = 1
 
     def __call__(self, step: int) -> StepBatch:
-        """Batch of a step, counted from 0.
+        """Build the batch of a step, counted from 0.
 
         Raises:
             DataError: workers that cannot share a batch equally, or a text without tokens.
@@ -108,7 +111,8 @@ def with_examples(
     first_slot: int,
     tokenizer: InContextTokenizer,
 ) -> list[Record]:
-    """Records with in-context examples added to each query's instruction.
+    """Copy records, adding in-context examples from the same batch to the instruction of each
+    query.
 
     A query gets from none to `max_examples` examples, uniformly distributed, drawn without
     replacement from the pairs of its data set with its instruction, as far as the tokenizer's

@@ -1,4 +1,4 @@
-"""Scores of a row's positive and hard negatives, all by the teacher that mined them."""
+"""Scores of a row's positive and hard negatives, all from the model that mined or rescored them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +21,9 @@ SCORES_OF_POSITIVES = {
 
 
 def teacher_scores(record: Record) -> tuple[float | None, list[float | None]]:
-    """Scores of the record's first positive and of its negatives, all by the same model."""
+    """Return the scores of the record's first positive and of its negatives, all by one model: the
+    cross-encoder if it scored them, else the teacher.
+    """
     if record.positive_cross_score is not None:
         return record.positive_cross_score, [n.cross_score for n in record.negatives]
     return record.positive_score, [n.score for n in record.negatives]
@@ -30,7 +32,7 @@ def teacher_scores(record: Record) -> tuple[float | None, list[float | None]]:
 def scores_of_positives(
     own: Sequence[float | None], crossed: Sequence[float | None] | None
 ) -> dict[str, Any]:
-    """Fields of a record with the scores of its positives.
+    """Make the fields of a record that hold the scores of its positives.
 
     Args:
         own: the teacher's, in the order of the positives.
@@ -51,7 +53,8 @@ def scores_of_positives(
 
 
 def scored_rows(table: pa.Table) -> np.ndarray:
-    """(n,) bool: rows of a plan of which `teacher_scores` are known of the positive and a negative.
+    """(n,) bool mask of plan rows with known `teacher_scores` of the positive and of at least one
+    negative.
 
     Args:
         table: n rows with `SCORES_COLUMN`, whose negatives are those that the stage takes.
@@ -72,8 +75,8 @@ def scored_rows(table: pa.Table) -> np.ndarray:
 
 
 def score_counts(table: pa.Table) -> dict[str, dict[str, int]]:
-    """Data set → number of its rows in `table` that are `scored`, and that are `unscored`: that
-    have hard negatives and no scores.
+    """Count for each data set the rows that are `scored`, and those `unscored`, which have hard
+    negatives without scores.
     """
     scored = scored_rows(table)
     some = pc.greater(pc.list_value_length(table["negatives"]), 0).to_numpy().astype(bool)
@@ -88,7 +91,7 @@ def score_counts(table: pa.Table) -> dict[str, dict[str, int]]:
 def check_scored(
     stage: str, columns: Sequence[str], datasets: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Raise when the stage's loss reads teacher scores and a drawn row has none.
+    """Raise if the stage's loss reads teacher scores but no drawn row has any.
 
     Args:
         columns: those of `parts.OPTIONAL` that the loss asks for.

@@ -1,5 +1,5 @@
-"""Writing of a batch plan: rows are ordered, scattered, gathered into files; the manifest comes
-last.
+"""Write a batch plan: rows are ordered, sent to their files and gathered there; the manifest is
+written last.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ def write_plan(
     batch_pairs: Mapping[str, int] | None = None,
     execute: Execute = in_process,
 ) -> BatchPlan:
-    """Write a plan into `folder`; an existing one with the same inputs is reused.
+    """Write a plan into `folder`, or reuse the plan there if it has the same inputs.
 
     One process at a time writes a local folder: others that want the same plan wait and reuse it.
     In object storage nothing is locked, and the plan that is finished first counts.

@@ -1,1 +1,3 @@
-"""Data sources (files, the hub, mteb, samples) and their conversion to records."""
+"""Sources of training data (files, the Hugging Face hub, mteb, samples) and their conversion to
+records.
+"""

@@ -1,4 +1,6 @@
-"""Retrieval in BEIR's layout: judgements, documents and queries in files of their own."""
+"""Source of retrieval data in BEIR's layout: judgements, documents and queries in separate
+files.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ NOT_RELEVANT = "not relevant"
 
 
 class BeirSource(FileRows):
-    """Retrieval in BEIR's layout: documents, queries, and the judgements that join them.
+    """Retrieval data in BEIR's layout: documents, queries, and the judgements that join
+    them.
 
     `path` holds the judgements, the other files lie where they are named, relative to `data.root`.
     `language` is a column of the queries.
@@ -49,12 +52,12 @@ class BeirSource(FileRows):
 
     @property
     def columns(self) -> dict[str, str]:
-        """Setting → the column of the judgements that it names."""
+        """Map each setting to the column of the judgements that it names."""
         return {name: column for name, column in super().columns.items() if name != "language"}
 
     @property
     def paths(self) -> dict[str, str]:
-        """Setting → path of its files."""
+        """Map each setting of a path to that path."""
         return {"path": self.path, "corpus": self.corpus, "queries": self.queries}
 
     def check_files(self, dataset: DatasetConfig, files: Mapping[str, Sequence[FilePiece]]) -> None:
@@ -63,7 +66,9 @@ class BeirSource(FileRows):
         self._check_texts(files["corpus"][0], files["queries"][0])
 
     def _check_texts(self, corpus: FilePiece, queries: FilePiece) -> None:
-        """Check ids and text columns; the title of the default may be missing."""
+        """Check that corpus and queries have ids and text columns; `title` may be missing if
+        `document` has its default.
+        """
         from rayembed.data.sources.beir_join import IDS
         from rayembed.data.sources.rows import check_columns
 
@@ -81,11 +86,13 @@ class BeirSource(FileRows):
 
     @property
     def draws_by_seed(self) -> bool:
-        """Always false: the conversion samples nothing."""
+        """Always false, since the conversion draws nothing at random."""
         return False
 
     def convert(self, conversion: Conversion) -> list[Result]:
-        """Scatter judgements and texts by query, and make the records of each bucket."""
+        """Shuffle judgements, queries and documents into buckets by query, and make the records of
+        each bucket.
+        """
         from rayembed.assets.storage import join
         from rayembed.data.engine.shuffle import Bucket, number_of_buckets
         from rayembed.data.sources import beir_join as tasks
@@ -123,7 +130,8 @@ class BeirSource(FileRows):
         return [*judged, {**made[0], **lost}, *made[1:]]
 
     def judgement(self, row: Mapping[str, Any]) -> tuple[str, str]:
-        """Query and document id of a judgement whose score is high enough, else None.
+        """Return the query id and the document id of a judgement whose score is high
+        enough.
 
         Raises:
             RowError: it is not, or the row has no ids.

@@ -1,4 +1,4 @@
-"""Join of judgements with queries and documents, for a corpus of any size.
+"""Join judgements with their queries and documents, for a corpus of any size.
 
     judgements ──► buckets by query          which documents are needed, and in which buckets
     queries    ──► the same buckets
@@ -56,7 +56,7 @@ _NEEDED = np.dtype([("hash", np.int64), ("bucket", np.int32)])
 
 @dataclass(frozen=True)
 class Scattering:
-    """Shared inputs of one data set's tasks."""
+    """Inputs that all join tasks of one data set share."""
 
     folder: str
     """Folder of the parts."""
@@ -69,7 +69,9 @@ class Scattering:
 
 @dataclass(frozen=True)
 class ScatterJudgements:
-    """Task: scatter a piece's judgements by query, and list the documents that they need."""
+    """Task: send each judgement of a piece to the bucket of its query, and list the documents that
+    the judgements need.
+    """
 
     shared: Scattering
     columns: tuple[str, ...]
@@ -78,8 +80,8 @@ class ScatterJudgements:
     """Function that gives the query and document of a row; raises `RowError`."""
 
     def __call__(self, item: FilePiece) -> Result:
-        """Run the task; its result has file names in `scattered` and `needed`; rows in are the
-        rejected ones.
+        """Return names of files with `scattered` rows and `needed` documents; only rejected rows
+        are counted here.
         """
         shared = self.shared
         writer = RecordWriter(shared.folder)
@@ -101,7 +103,9 @@ class ScatterJudgements:
 
 @dataclass(frozen=True)
 class ScatterTexts:
-    """Task: scatter a piece's queries by id, or its documents by the queries that need them."""
+    """Task: send each query of a piece to the bucket of its id, or each document to the buckets of
+    the queries that need it.
+    """
 
     shared: Scattering
     column: str
@@ -110,8 +114,8 @@ class ScatterTexts:
     """Path of the list of needed documents; None if the rows are queries."""
 
     def __call__(self, item: FilePiece) -> Result:
-        """Run the task; its result has file names in `scattered`, and the numbers of rows that are
-        unreadable (`texts_unread`) and that have no id (`texts_without_id`).
+        """Return names of files with `scattered` rows, and the numbers of rows unreadable
+        (`texts_unread`) and without id (`texts_without_id`).
         """
         shared, language = self.shared, self.shared.language
         of = "queries" if self.needed is None else "documents"
@@ -155,7 +159,9 @@ class ScatterTexts:
 
 @dataclass(frozen=True)
 class ConvertJudged:
-    """Task: make the records of a bucket's queries, each with all its documents."""
+    """Task: make one record for each query of a bucket, with all its relevant documents as
+    positives.
+    """
 
     shared: Scattering
     judgements: Buckets
@@ -214,7 +220,9 @@ class ConvertJudged:
 
 
 def merge_needed(folder: str, names: Sequence[str]) -> str:
-    """Merge the lists of needed documents into one file of (hash of document, bucket); its path."""
+    """Merge the lists of needed documents into one file of pairs (document hash, bucket), and
+    return its path.
+    """
     found = [_read(join(folder, name)) for name in names]
     merged = np.unique(np.concatenate([np.empty(0, dtype=_NEEDED), *found]))
     path = join(folder, f"needed-of-all-{xxhash.xxh3_64_hexdigest(merged.tobytes())}.npy")
@@ -223,7 +231,7 @@ def merge_needed(folder: str, names: Sequence[str]) -> str:
 
 
 def id_of(row: Mapping[str, Any]) -> str | None:
-    """Id of a document or a query.
+    """Return the id of a document or query row; None if the row has no id.
 
     Raises:
         RowError: it is neither a text nor a number.
@@ -245,7 +253,7 @@ def _by_id(rows: Sequence[Mapping[str, Any]]) -> _ById:
 
 
 def _problem(query: Mapping[str, Any], document: str, documents: _ById) -> str | None:
-    """Why a judgement gives no positive; None: it gives one."""
+    """Return the reason why a judgement gives no positive; None if it gives one."""
     if document not in documents:
         return NO_DOCUMENT
     found = documents[document]
@@ -260,8 +268,8 @@ def _read(path: str) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _read_needed(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted hashes and their buckets; separate arrays, as a search in a struct field would copy
-    it.
+    """Read the sorted document hashes and their buckets, as two arrays because searching a struct
+    field would copy it.
     """
     needed = _read(path)
     return np.ascontiguousarray(needed["hash"]), np.ascontiguousarray(needed["bucket"])

@@ -1,4 +1,5 @@
-"""Cells of rows: columns and paths into them, texts, class names, numbers, codes.
+"""Read the cells of rows: find a column, also within nested cells, and read texts, names and
+numbers.
 
 The grammar of columns is described in `rayembed.config.sources`; it applies to all that settings
 name.
@@ -29,11 +30,13 @@ _LINES = ("first_line", "other_lines")
 
 
 class RowError(Exception):
-    """A row cannot be used; the message is the reason, short and common to many rows."""
+    """Raised if a row cannot be used; the message is a short reason by which rejected rows are
+    counted.
+    """
 
 
 def read_column(row: Mapping[str, Any], column: str) -> Any:
-    """Value of a column in a row; None if missing.
+    """Return the value of a column in a row; None if it is missing.
 
     A column of exactly this name counts first, dots or not. Otherwise dots lead into nested cells:
     `answers.text`. A list on the way, of objects or of lists, gives one flat list; a number leads
@@ -53,13 +56,16 @@ def read_column(row: Mapping[str, Any], column: str) -> Any:
 
 
 def names_at_the_top(column: str) -> set[str]:
-    """Top-level columns needed to read the columns that settings name."""
+    """Return the top-level columns to read for a column that settings name, such as a path into
+    nested cells.
+    """
     head = column.partition(".")[0]
     return {column, head, *head.split("+")}
 
 
 def level_of(row: Mapping[str, Any], column: str) -> tuple[list[str], Mapping[str, Any]]:
-    """Names that `column` looks up in the deepest object that it reaches, and that object.
+    """Return the names that `column` looks up in the deepest object that it reaches, and that
+    object.
 
     Used in messages about a missing column, to suggest the names beside it. For a list on the path,
     its first object counts. Returns no names if a cell on the path is empty, so that the row does
@@ -82,7 +88,7 @@ def level_of(row: Mapping[str, Any], column: str) -> tuple[list[str], Mapping[st
 
 
 def texts_in(row: Mapping[str, Any], column: str, *, json_lists: bool = False) -> list[str]:
-    """Texts in a cell with a text or a list of texts; none if it is empty.
+    """Return the texts in a cell that holds a text or a list of texts; none if it is empty.
 
     Args:
         json_lists: a text that is a JSON list of texts stands for these, as in the cells of CSV
@@ -105,7 +111,8 @@ def texts_in(row: Mapping[str, Any], column: str, *, json_lists: bool = False) -
 
 
 def text_in(row: Mapping[str, Any], column: str) -> str | None:
-    """Text in a cell, or None if it is empty; a number is the text of its digits.
+    """Return the text in a cell, or None if it is empty; a number becomes the text of its
+    digits.
 
     Raises:
         RowError: it holds something else.
@@ -123,7 +130,7 @@ def text_in(row: Mapping[str, Any], column: str) -> str | None:
 
 
 def name_in(row: Mapping[str, Any], column: str) -> str | None:
-    """Name of a class, a relation or an id in a cell; None if it is empty.
+    """Return the class name, relation or id in a cell; None if it is empty.
 
     Numbers are named by their digits, in any storage format; a list of one element is treated as
     that element.
@@ -153,7 +160,7 @@ def name_in(row: Mapping[str, Any], column: str) -> str | None:
 
 
 def number_in(row: Mapping[str, Any], column: str) -> float:
-    """Finite number in a cell, also parsed from text.
+    """Return the finite number in a cell, also if it is written as a text.
 
     Raises:
         RowError: it is empty or holds something else.
@@ -171,14 +178,16 @@ def number_in(row: Mapping[str, Any], column: str) -> float:
 
 
 def is_encodable(row: Mapping[str, Any], read: Collection[str] | None) -> bool:
-    """Whether the cells that are read (None: all) have no half of a surrogate pair."""
+    """Whether the cells that are read (None: all) are valid Unicode, without half of a surrogate
+    pair.
+    """
     cells = {name: cell for name, cell in row.items() if read is None or name in read}
     return is_unicode(json.dumps(cells, ensure_ascii=False))
 
 
 def looks_like_list(text: str) -> bool:
-    """Whether a text is a list of texts in JSON or Python syntax, complete or truncated: a list,
-    tuple, set or array.
+    """Whether a text looks like a list, tuple, set or array of texts in JSON or Python syntax,
+    complete or truncated.
 
     A text in brackets, `[Solved] …` or `[1, 2]`, is none: of a list the first and the last element
     are in quotes, or nothing (`None`, `nan`), or one of them is and Python can read it.
@@ -198,7 +207,7 @@ def looks_like_list(text: str) -> bool:
 
 
 def _is_of_python(text: str) -> bool:
-    """Whether Python reads a text as a list, a tuple or a set with a text in it."""
+    """Whether a text is a Python list, tuple or set that contains a text."""
     try:
         with warnings.catch_warnings(action="ignore"):  # about backslashes in texts
             value = ast.literal_eval(text)
@@ -208,7 +217,7 @@ def _is_of_python(text: str) -> bool:
 
 
 def _texts_of(text: str, column: str, *, json_lists: bool) -> list[str]:
-    """Texts of a JSON list in a text, else the text itself."""
+    """Return the texts of a list that is written as a JSON text, else the text itself."""
     begin = text.lstrip()[:1]
     if not begin or begin not in _LIST_BEGINS:
         return [text]
@@ -255,7 +264,7 @@ def _below(value: Any, rest: str) -> Any:
 
 
 def _lines_of(text: str, which: str) -> str | None:
-    """First line of a text, or the remaining lines, stripped."""
+    """Return the first line of a text, or its remaining lines, stripped; None if that is empty."""
     if which not in _LINES:
         return None
     first, _, others = text.partition("\n")
@@ -263,7 +272,9 @@ def _lines_of(text: str, which: str) -> str | None:
 
 
 def _joined(fields: Mapping[str, Any]) -> Any:
-    """Join the texts of several fields; lists of equal length are joined elementwise."""
+    """Join the texts of several fields with spaces; lists of equal length are joined element by
+    element.
+    """
     lengths = {len(value) for value in fields.values() if isinstance(value, list)}
     if not lengths:
         return _joined_texts(list(fields.values()))

@@ -1,5 +1,5 @@
-"""Checks of a run's sources before any row is converted: files, columns, and a sample of local
-files that estimates rows, records and rejections. Imports no torch.
+"""Check a run's sources before any row is converted: files, columns, and a sample of local files
+that estimates rows, records and rejections. Imports no torch.
 """
 
 import json
@@ -49,8 +49,8 @@ def check_source(dataset: DatasetConfig, root: str) -> ResolvedDataset:
 
 
 def with_source_path(dataset: DatasetConfig, root: str) -> DatasetConfig:
-    """Data set with relative source paths resolved below `root`; absolute paths and references
-    stay.
+    """Copy the data set with relative source paths resolved below `root`; absolute paths and
+    references stay.
     """
     whole = {name: below(root, path) for name, path in dataset.source.paths.items()}
     return dataset.model_copy(update={"source": dataset.source.model_copy(update=whole)})
@@ -59,7 +59,8 @@ def with_source_path(dataset: DatasetConfig, root: str) -> DatasetConfig:
 def check_sources(
     run: DataRun, names: Collection[str] | None = None, checked: Sequence[ResolvedDataset] = ()
 ) -> list[ResolvedDataset]:
-    """Resolve data sets, checking that their sources exist and have the columns that settings name.
+    """Check that the data sets' sources exist and have the columns that settings name; return the
+    resolved data sets.
 
     Needs no download, so that it can run before one.
 
@@ -87,7 +88,7 @@ def check_sources(
 
 
 def check_files_at_hand(run: Run) -> list[ResolvedDataset]:
-    """Check that the stages' data files exist, except those on the hub or in packages.
+    """Check the stages' data files, except those that need a download or unpacking.
 
     What takes no download, for those who are about to begin one.
 
@@ -119,7 +120,9 @@ _SHOWN_CHARACTERS = 160
 
 @dataclass(frozen=True)
 class Head:
-    """Sample of a data set's first rows."""
+    """First rows of a data set, and the counts of rows, records and rejections estimated
+    from them.
+    """
 
     dataset: DatasetConfig
     """Settings with whole paths."""
@@ -154,18 +157,18 @@ class Head:
 
     @property
     def most_records(self) -> int | None:
-        """Upper limit of the number of records; None: not known."""
+        """Upper limit of the number of records; None if it is not known."""
         return self.records if self.whole else None
 
     @property
     def bad(self) -> int:
-        """Number of read rows that count against `max_rejected_share`."""
+        """Number of rejected rows in the sample that count against `max_rejected_share`."""
         tolerated = NOT_BAD | self.dataset.source.tolerated
         return sum(n for reason, n in self.rejected.items() if reason not in tolerated)
 
     @property
     def trained_records(self) -> int | None:
-        """Estimated number of training records; None: not known."""
+        """Estimated number of training records, without held-out ones; None if it is not known."""
         if self.rows is None or self.records is None or not self.read:
             return None
         all_of_read = self.rows / self.read
@@ -197,7 +200,8 @@ _SEEN: dict[str, Head] = {}
 
 
 def look(dataset: DatasetConfig, root: str) -> Head:
-    """Read the head of a data set with local files, once while the files are unchanged.
+    """Read the first rows of a data set with local files; unchanged files are read only once by a
+    process.
 
     Raises:
         RayembedError: no such files, not of a known kind, broken, without a column that a setting
@@ -271,8 +275,8 @@ def _head(
 
 
 def _count(pieces: Sequence[FilePiece], read: int) -> tuple[int | None, bool]:
-    """Number of rows in files, and whether it is counted or estimated: of Parquet and texts; of
-    others by bytes.
+    """Count the rows of Parquet or text files, or estimate them by the size of other files; returns
+    the number and whether it is exact.
     """
     if all(piece.kind == "parquet" for piece in pieces):
         return sum(_parquet_rows(path) for path in {piece.path for piece in pieces}), True
@@ -295,7 +299,7 @@ def _parquet_rows(path: str) -> int:
 
 
 def _shown(row: Mapping[str, Any]) -> str:
-    """Beginning of a row, on one line."""
+    """Return the beginning of a row as one line of JSON."""
     text = json.dumps(row, ensure_ascii=False, default=str).encode("utf-8", "replace").decode()
     cut = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
     return " ".join(cut.split())

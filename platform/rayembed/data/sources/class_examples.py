@@ -1,4 +1,5 @@
-"""Examples of classes, from which positives and negatives of classification texts are drawn.
+"""Collect examples of each class, from which the positives and negatives of classification texts
+are drawn.
 
 NV-Embed, sections 4.2 and 5.2.4. A first pass over all pieces keeps examples of each class, those
 with the smallest seeded hash, so that records are independent of the order and number of pieces. A
@@ -35,7 +36,7 @@ _TRIES_PER_NEGATIVE = 10
 
 
 class _Hashes:
-    """Hashes grouped by class, in a table sorted by class and hash."""
+    """Text hashes grouped by class, from a table sorted by class and hash."""
 
     def __init__(self, table: pa.Table) -> None:
         self.hashes = table["hash"].to_numpy()
@@ -47,13 +48,13 @@ class _Hashes:
         """Class → range of its rows."""
 
     def has(self, name: str, wanted: int) -> bool:
-        """Whether the class has this hash."""
+        """Whether a text of the class has this hash."""
         rows = self.of_class.get(name, range(0))
         return _among(self.hashes[rows.start : rows.stop], wanted)
 
 
 class Examples:
-    """Examples of a data set's classes.
+    """Example texts of each class of a data set.
 
     Texts are in Arrow memory, in their size in bytes, for `examples_per_class` of each class.
     """
@@ -79,7 +80,7 @@ class Examples:
         return len(self._kept.of_class.get(name, ()))
 
     def text(self, name: str, place: int) -> str:
-        """Example of a class by index, in hash order."""
+        """Return an example of a class by its index, in the order of hashes."""
         return str(self._texts[self._kept.of_class[name][place]].as_py())
 
     def keeps(self, name: str, text: str) -> bool:
@@ -87,7 +88,7 @@ class Examples:
         return self._kept.has(name, _place(self.seed, text))
 
     def has(self, name: str, text: str) -> bool:
-        """Whether an example of any class also belongs to this class."""
+        """Whether the text is an example, of any class, that also belongs to this class."""
         place = _place(self.seed, text)
         return self._kept.has(name, place) or self._further.has(name, place)
 
@@ -98,7 +99,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class CollectExamples:
-    """Task: collect the examples of one piece."""
+    """Task: collect example texts of each class from one piece."""
 
     folder: str
     columns: tuple[str, ...]
@@ -109,7 +110,7 @@ class CollectExamples:
     seed: int
 
     def __call__(self, item: FilePiece) -> Result:
-        """Run the task; its result has `pool`, the name of a Parquet file in the folder."""
+        """Collect the examples; return as `pool` the name of their Parquet file in the folder."""
         smallest: dict[str, dict[int, str]] = {}
         limit = self.limit
         for _, made in converted(item, self.columns, lambda row: self.text_and_class(row.values)):
@@ -137,7 +138,7 @@ class CollectExamples:
 
 @dataclass(frozen=True)
 class FindFurtherClasses:
-    """Task: find additional classes of the examples in one piece."""
+    """Task: find in one piece the examples that also occur under another class."""
 
     folder: str
     columns: tuple[str, ...]
@@ -147,8 +148,8 @@ class FindFurtherClasses:
     seed: int
 
     def __call__(self, item: FilePiece) -> Result:
-        """Run the task; its result has `further`, the name of a Parquet file in the folder, no
-        larger than the pool.
+        """Search the piece; return as `further` the name of a Parquet file with the classes
+        found.
         """
         examples = open_examples(self.pool, "", self.seed, ())
         kept = examples.hashes()
@@ -164,7 +165,7 @@ class FindFurtherClasses:
 
 
 def merge_examples(folder: str, pools: Sequence[str], examples_per_class: int) -> str:
-    """Merge the examples of all pieces into one file in the folder; its path."""
+    """Merge the examples of all pieces into one file in the folder, and return its path."""
     merged = _SCHEMA.empty_table()
     for name in pools:
         merged = _limited(
@@ -177,7 +178,9 @@ def merge_examples(folder: str, pools: Sequence[str], examples_per_class: int) -
 
 
 def merge_further(folder: str, names: Sequence[str]) -> str:
-    """Merge the additional classes from all pieces into one file in the folder; its path."""
+    """Merge the additional classes of examples, found in all pieces, into one file in the folder;
+    return its path.
+    """
     found: set[tuple[str, int]] = set()
     for name in names:
         table = read_table(join(folder, name))
@@ -187,7 +190,8 @@ def merge_further(folder: str, names: Sequence[str]) -> str:
 
 @lru_cache(maxsize=2)
 def open_examples(pool: str, further: str, seed: int, names: tuple[str, ...]) -> Examples:
-    """Open the example pool with the class names of the settings.
+    """Open the examples that `merge_examples` wrote, and add the class names of the
+    settings.
 
     Args:
         pool: path that `merge_examples` gave.
@@ -197,7 +201,7 @@ def open_examples(pool: str, further: str, seed: int, names: tuple[str, ...]) ->
 
 
 def example_of(examples: Examples, name: str, text: str, key: str) -> str | None:
-    """Another example of the class; None: there is none.
+    """Draw another example of the text's class; None if there is no other.
 
     Args:
         key: what the draw depends on, beside the seed.
@@ -214,7 +218,7 @@ def example_of(examples: Examples, name: str, text: str, key: str) -> str | None
 def other_examples(
     examples: Examples, name: str, taken: set[str], key: str, number: int
 ) -> list[str]:
-    """Distinct examples of other classes, spread over as many classes as possible."""
+    """Draw distinct examples of other classes, spread over as many classes as possible."""
     classes = [c for c in other_classes(examples, name, key, number) if examples.size(c)]
     texts: list[str] = []
     for tried in range(_TRIES_PER_NEGATIVE * (number + len(classes))):
@@ -231,7 +235,7 @@ def other_examples(
 
 
 def other_classes(examples: Examples, own: str, key: str, number: int) -> Iterator[str]:
-    """Other classes in seeded order, each once: a lazy shuffle."""
+    """Yield up to `number` other classes in seeded random order, each once."""
     names = examples.names
     place = bisect_left(names, own)
     present = place < len(names) and names[place] == own
@@ -249,7 +253,7 @@ def _place(seed: int, text: str) -> int:
 
 
 def _among(hashes: np.ndarray, wanted: int) -> bool:
-    """Whether sorted uint64 hashes contain the wanted one."""
+    """Whether the sorted uint64 array contains a hash."""
     place = np.searchsorted(hashes, np.uint64(wanted))
     return bool(place < len(hashes) and hashes[place] == np.uint64(wanted))
 
@@ -263,7 +267,9 @@ def _write_further(folder: str, found: Collection[tuple[str, int]]) -> str:
 
 
 def _limited(table: pa.Table, limit: int) -> pa.Table:
-    """Rows with the smallest hashes in each class, without duplicates, sorted by class and hash."""
+    """Keep the `limit` rows with the smallest hashes in each class, without duplicates, sorted by
+    class and hash.
+    """
     if not len(table):
         return table
     order = [("class", "ascending"), ("hash", "ascending"), ("text", "ascending")]

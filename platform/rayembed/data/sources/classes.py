@@ -1,4 +1,6 @@
-"""Texts with their classes: positives and negatives are other examples, or names of classes."""
+"""Source of texts with classes: positives and negatives are other texts of the classes, or the
+classes' names.
+"""
 
 from __future__ import annotations
 
@@ -51,16 +53,16 @@ class ClassesSource(NamedRows):
 
     @property
     def brings_negatives(self) -> bool:
-        """Always true: examples of other classes."""
+        """Always true, since examples of other classes become hard negatives."""
         return True
 
     @property
     def most_negatives(self) -> tuple[str, int]:
-        """Number of negatives that are drawn for each row."""
+        """Name of the setting that limits each row's hard negatives, and its value."""
         return "source.num_negatives", self.num_negatives
 
     def convert(self, conversion: Conversion) -> list[Result]:
-        """Collect the examples of all classes, and draw positives and negatives from them."""
+        """Collect examples of all classes, and draw each row's positive and negatives from them."""
         from rayembed.assets.storage import join
         from rayembed.data.sources import class_examples as tasks
 
@@ -82,7 +84,7 @@ class ClassesSource(NamedRows):
         return self.convert_rows(conversion, draw)
 
     def text_and_class(self, row: Mapping[str, Any]) -> tuple[str, str]:
-        """Text and class name of a row.
+        """Return the text and the class name of a row.
 
         Raises:
             RowError: one of them is missing, of another type, or the row is of several classes.
@@ -98,7 +100,9 @@ class ClassesSource(NamedRows):
 
 @dataclass(frozen=True)
 class _DrawRecord:
-    """Record of a classification text; its samples depend on seed, data set and text only."""
+    """Makes the record of a classification text, drawing examples that depend only on seed, data
+    set and text.
+    """
 
     source: ClassesSource
     dataset: DatasetConfig

@@ -1,4 +1,6 @@
-"""The first step: converts a source's rows to records, cleans, deduplicates and samples them."""
+"""First preparation step: convert a source's rows to records, then clean, deduplicate and sample
+them.
+"""
 
 import logging
 from collections import Counter
@@ -41,7 +43,9 @@ CODE_VERSION = 1
 
 @dataclass(frozen=True)
 class LeaveOut:
-    """Task: write the rows of a piece that are not held out and have no held-out text."""
+    """Task: write the converted rows of a piece, leaving out held-out rows and rows with a held-out
+    text.
+    """
 
     folder: str
     held_out: HeldOut
@@ -58,12 +62,15 @@ class LeaveOut:
 
 
 def chooses_rows(dataset: DatasetConfig) -> bool:
-    """Whether held-out rows are chosen from the data set's own rows, after these are converted."""
+    """Whether held-out rows are chosen among the data set's own converted rows, not taken over from
+    an earlier job.
+    """
     return dataset.held_out is not None and dataset.source.held_out_folder() is None
 
 
 def make_converted(context: PipelineContext, checked: ResolvedDataset) -> DatasetArtifact:
-    """Make or reuse the folder of the records of all rows, from which some are held out.
+    """Make or reuse the folder with the records of all rows, among which the held-out rows are then
+    chosen.
 
     Raises:
         DataError: no usable row, or more bad ones than `max_rejected_share`.
@@ -88,7 +95,7 @@ def make_converted(context: PipelineContext, checked: ResolvedDataset) -> Datase
 
 
 def converted_rows(converted: DatasetArtifact) -> list[ConvertedRows]:
-    """Work items of the converted rows of each piece."""
+    """List the converted rows as work items, one for each piece of the source."""
     parts, folder = iter(converted.parts), join(converted.folder, "parts")
     where = f"the manifest of {converted.folder!r}"
     return [
@@ -98,7 +105,7 @@ def converted_rows(converted: DatasetArtifact) -> list[ConvertedRows]:
 
 
 def rejected_before(converted: DatasetArtifact) -> Result:
-    """Rows that gave no record, as a task result."""
+    """Return the counts of rows that the conversion rejected, in the form of a task's result."""
     manifest = converted.manifest
     return {
         "rows_in": sum(manifest["rejected"].values()),
@@ -113,7 +120,8 @@ def rejected_before(converted: DatasetArtifact) -> Result:
 def _inputs(
     context: PipelineContext, checked: ResolvedDataset, later: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Inputs that determine the records of rows.
+    """Return the settings and versions that determine the converted records, for the folder's
+    fingerprint.
 
     Args:
         later: settings that are read after conversion.
@@ -135,7 +143,8 @@ def make_records(
     held_out: HeldOut,
     part: DatasetArtifact | None = None,
 ) -> DatasetArtifact:
-    """Make or reuse the folder of a data set's records.
+    """Make or reuse the folder of a data set's records, converted, cleaned and without held-out
+    rows.
 
     Args:
         held_out: rows and texts that are left out.
@@ -224,7 +233,7 @@ def _converted_and_cleaned(
 
 
 def _summary(told: Mapping[str, Any], dropped: Mapping[str, int]) -> str:
-    """One-line summary of the conversion; a row may yield several records."""
+    """Summarise the conversion in one line: rows read, rejected and dropped, and records made."""
     rejected, lost = told["rejected"], {why: count for why, count in dropped.items() if count}
     return (
         f"{told['rows_in']:,} rows read, {sum(rejected.values()):,} rejected"

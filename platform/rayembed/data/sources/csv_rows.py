@@ -1,4 +1,4 @@
-"""Rows of CSV and TSV files; a file whose quotes can be read in two ways is refused.
+"""Read rows of CSV and TSV files; refuse a file whose quotes can be understood in two ways.
 
 Python's csv takes a cell whose quote is never closed to hold the rest of the file, or all rows up
 to the next quote. Its strict mode raises where a quote closes within a cell or not at all; a quote
@@ -125,8 +125,8 @@ def _rows_of_csv(
 def _rows_of_lines(
     opened: Callable[[], TextIO], sign: str, *, may_be_quoted: bool
 ) -> Iterator[list[str]]:
-    """Read rows of one line each; CSV rows from the first cell on that begins with a quote are read
-    with quotes, if the whole file can be read so.
+    """Read each line as a row without quotes, but switch to CSV quoting at the first quoted cell if
+    the whole file can be read so.
     """
     rows, inner = 0, f'{sign}"'
     with opened() as text:
@@ -144,7 +144,7 @@ def _rows_of_lines(
 
 
 def _is_quoted(opened: Callable[[], TextIO], sign: str) -> bool:
-    """Whether each cell of a file that begins with a quote ends with one, and is one cell."""
+    """Whether every cell of the file that begins with a quote also ends with one, as in CSV."""
     try:
         for _ in _rows_of_csv(opened, sign, meant=True):
             pass
@@ -154,7 +154,7 @@ def _is_quoted(opened: Callable[[], TextIO], sign: str) -> bool:
 
 
 class _Lines:
-    """Iterator over a file's lines that remembers the lines of the current row."""
+    """Iterator over a file's lines that remembers the lines read for the current row."""
 
     def __init__(self, text: TextIO) -> None:
         self._text, self._read, self._end = iter(text), 0, ""
@@ -173,13 +173,16 @@ class _Lines:
         return line
 
     def number(self, place: int) -> int:
-        """Line number in the file, from 1, of a character of the row."""
+        """Line number in the file, from 1, of the character at offset `place` of the
+        current row.
+        """
         before = bisect(list(accumulate(map(len, self.of_row))), place)
         return self._read - len(self.of_row) + 1 + before
 
 
 class _QuoteCheck:
-    """Checks the rows of one file, and raises where lines within quotes may be rows.
+    """Checks the rows of one file, and raises if a quoted cell of several lines may really be
+    several rows.
 
     Lines that have as many cells as the file has columns look like rows, but for prose, where a
     space follows a comma, and indented code. Cells whose first and last line do, or half of many,
@@ -207,7 +210,7 @@ class _QuoteCheck:
         """Message about the first of these."""
 
     def see(self, lines: _Lines, cells: Sequence[str]) -> None:
-        """Check a row.
+        """Check a row for quoted cells of several lines.
 
         Raises:
             csv.Error: a cell of several lines makes its row longer or shorter than others.
@@ -238,7 +241,7 @@ class _QuoteCheck:
             self._look(further, before, told)
 
     def end(self) -> None:
-        """Check conditions that need the whole file.
+        """Raise if, after all rows, lines within quotes may really be rows.
 
         Raises:
             csv.Error: lines within quotes may be rows.
@@ -251,7 +254,7 @@ class _QuoteCheck:
             raise csv.Error(self._first[spaced])
 
     def _look(self, lines: Sequence[str], before: int, told: str) -> None:
-        """Check a cell of several lines, given the number of cells before it in its row."""
+        """Count a quoted cell of several lines as suspect if its lines look like rows."""
         self._cells += 1
         full = sum(bool(line.strip()) for line in lines)
         for spaced in (False, True):
@@ -263,7 +266,7 @@ class _QuoteCheck:
                 self._first.setdefault(spaced, f"{told}{there}. {_ADVICE}")
 
     def _like_rows(self, lines: Sequence[str], before: int, *, spaced: bool) -> Iterator[bool]:
-        """Whether each line looks like a row, including the text around the quotes."""
+        """Yield for each line of a cell whether it looks like a row of the file."""
         last = len(lines) - 1
         for number, line in enumerate(lines):
             cells = line.split(self._sign)
@@ -289,7 +292,9 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _unread(lines: _Lines, quoted: re.Pattern[str], error: str) -> str:
-    """Message about a row that the parser cannot read: where the unclosed quote opens."""
+    """Make the message about a row that the parser cannot read, with the line where the unclosed
+    quote opens.
+    """
     text = "".join(lines.of_row)
     place = next((found.start() for found in quoted.finditer(text) if found[1] is None), None)
     if place is None:
@@ -303,7 +308,7 @@ def _unread(lines: _Lines, quoted: re.Pattern[str], error: str) -> str:
 
 
 def _shown(cell: str) -> str:
-    """Beginning of a cell for a message."""
+    """Quote the beginning of a cell for a message."""
     more = "…" if len(cell) > _SHOWN_CHARACTERS else ""
     return repr((cell[:_SHOWN_CHARACTERS] + more).encode("utf-8", "replace").decode())
 

@@ -1,4 +1,4 @@
-"""Records of an earlier job, taken over with their provenance."""
+"""Source that takes over records of an earlier job, with their provenance."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class RecordsSource(Source):
-    """Records written by another job: prepared, mined, filtered or synthesised."""
+    """Records that an earlier job wrote: prepared, mined, filtered or synthesised."""
 
     can_hold_out: ClassVar = True
     held_out_columns: ClassVar = ("id", "label", "language")
@@ -33,16 +33,16 @@ class RecordsSource(Source):
 
     @property
     def paths(self) -> dict[str, str]:
-        """Setting → path of the folder."""
+        """Map the setting `path` to the folder of the earlier job."""
         return {"path": self.path}
 
     @property
     def brings_negatives(self) -> bool:
-        """Assumed true: only the records themselves show whether they have negatives."""
+        """Assumed true, since only the records themselves show whether they have negatives."""
         return True
 
     def check(self, dataset: DatasetConfig) -> ResolvedDataset:
-        """Find the earlier job's finished folder.
+        """Find the earlier job's finished folder, and fingerprint its content.
 
         Raises:
             DataError: as `_opened`.
@@ -53,7 +53,7 @@ class RecordsSource(Source):
 
     @property
     def draws_by_seed(self) -> bool:
-        """Always false: the records are copied."""
+        """Always false, since records are copied without any draw."""
         return False
 
     def convert(self, conversion: Conversion) -> list[Result]:
@@ -68,11 +68,11 @@ class RecordsSource(Source):
         return conversion.run("records", take, items)
 
     def held_out_folder(self) -> str | None:
-        """Folder of the held-out part that the earlier job excluded; None: it held out nothing."""
+        """Folder of the held-out part that the earlier job excluded; None if it excluded none."""
         return self._opened().held_out_folder
 
     def _opened(self) -> DatasetArtifact:
-        """The earlier job's finished folder.
+        """Open the earlier job's finished folder.
 
         Raises:
             DataError: it has no manifest: the job has not finished, or the folder is none of a
@@ -95,7 +95,7 @@ class RecordsSource(Source):
 
 @dataclass(frozen=True)
 class TakeRecords:
-    """Task: copy a part's records into this data set.
+    """Task: copy the records of a part into this data set.
 
     Records keep their ids, negatives, scores, task and origins. Instructions of the data set
     replace theirs; other rows' documents are negatives only if both allow it.

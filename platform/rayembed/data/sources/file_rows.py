@@ -1,4 +1,4 @@
-"""Sources of files, and the inputs of a source's conversion."""
+"""Base classes of sources whose data are files of rows, and the inputs of their conversion."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ResolvedDataset:
-    """A data set with absolute paths, whose source exists and has the columns of its settings."""
+    """A data set whose source has been found and checked, with absolute paths."""
 
     dataset: DatasetConfig
     """Settings with the source's paths resolved below the root."""
@@ -56,8 +56,7 @@ class Conversion:
     """Whether held-out rows are chosen from the records: each task then writes a `RowIndex`."""
 
     def run(self, what: str, task: Task, items: Sequence[WorkItem]) -> list[Result]:
-        """Run a task that makes records, and return its results; those of an earlier try are
-        reused.
+        """Run a task that makes records on all items, reusing results of an earlier try.
 
         Args:
             what: names the task within the folder and in the log.
@@ -65,15 +64,15 @@ class Conversion:
         return self._run(self.writer.folder, what, task, items)
 
     def prepare(self, what: str, task: Task, items: Sequence[WorkItem]) -> list[Result]:
-        """Run a task whose output only later tasks read, and return its results; its files go into
-        `working_folder`.
-        """
+        """Run a task whose files only later tasks read, so that they go into `working_folder`."""
         return self._run(self.writer.working_folder, what, task, items)
 
     def forwarded(
         self, what: str, folder: str, results: Sequence[Result], num_buckets: int
     ) -> Buckets:
-        """Rows by bucket that tasks wrote into `folder` and reported as `scattered`."""
+        """Return the buckets of the rows that tasks wrote into `folder` and reported as
+        `scattered`.
+        """
         from rayembed.data.engine.exchange import Buckets, forward
         from rayembed.data.engine.shuffle import Route
 
@@ -83,8 +82,8 @@ class Conversion:
         return buckets
 
     def without_overlap(self, path: str) -> str:
-        """Path of the Parquet file without rows whose column `text` has a benchmark text; the file
-        itself where the data set has no `cleaning.overlap`.
+        """Copy a Parquet file without the rows whose `text` has a benchmark text, and return the
+        copy's path; the given path if `cleaning.overlap` is not set.
 
         For texts that a source draws from: those of benchmarks are never drawn, so that others
         come in their place.
@@ -108,7 +107,7 @@ class Conversion:
 
 
 class FileRows(FileSource, Source):
-    """A source of files whose rows each become records independently.
+    """Base class of sources of files in which each row becomes records independently.
 
     A member names its columns in `columns_read` and makes the `records` of a row.
     """
@@ -120,22 +119,24 @@ class FileRows(FileSource, Source):
 
     @property
     def columns(self) -> dict[str, str]:
-        """Setting → the column of the files at `path` that it names."""
+        """Map each setting to the column of the files at `path` that it names."""
         named = ((name, getattr(self, name)) for name in (*self.columns_read, "language"))
         return {name: column for name, column in named if isinstance(column, str)}
 
     @property
     def paths(self) -> dict[str, str]:
-        """Setting → path of its files; relative ones are taken from `data.root`."""
+        """Map each setting of a path to that path; relative paths start from `data.root`."""
         return {"path": self.path}
 
     @property
     def draws_by_seed(self) -> bool:
-        """Always false where rows become records independently of the job's seed."""
+        """Whether the conversion depends on the job's seed; false if each row becomes records
+        independently.
+        """
         return type(self).convert is not FileRows.convert
 
     def records(self, dataset: DatasetConfig, row: Row) -> list[Record]:
-        """Records of a row, usually one; `cells` and `record_of` help.
+        """Make the records of a row, usually one; to be implemented by each source.
 
         Raises:
             RowError: there is none; the message is the reason, and counts rows in the manifest.
@@ -143,7 +144,9 @@ class FileRows(FileSource, Source):
         raise TypeError(f"{type(self).__name__} makes no records of rows")
 
     def find(self, *, versions: bool = True) -> dict[str, tuple[FilePiece, ...]]:
-        """Setting → pieces of its files; see `data.sources.files.list_pieces`."""
+        """Map each setting of a path to the pieces of its files; see
+        `data.sources.files.list_pieces`.
+        """
         from rayembed.data.sources.files import list_pieces
 
         listed = partial(
@@ -197,7 +200,9 @@ class FileRows(FileSource, Source):
         return ResolvedDataset(dataset, fingerprint(told), files, unread)
 
     def columns_looked_up(self, dataset: DatasetConfig) -> list[str]:
-        """Columns to read from the files at `path`, including the one of held-out groups."""
+        """List the columns to read from the files at `path`, including the column of held-out
+        groups.
+        """
         column = getattr(dataset.held_out, "column", None)
         return [*self.columns.values(), *([] if column is None else [column])]
 
@@ -208,7 +213,7 @@ class FileRows(FileSource, Source):
     def convert_rows(
         self, conversion: Conversion, make: Callable[[Row], list[Record]]
     ) -> list[Result]:
-        """Make the records of every piece independently, by a picklable function `make`."""
+        """Make the records of every piece by the picklable function `make`, row by row."""
         from rayembed.data.sources.tasks import ConvertRows
 
         dataset, pieces = conversion.dataset, conversion.files["path"]
@@ -225,7 +230,7 @@ class FileRows(FileSource, Source):
 
 
 class NamedRows(FileRows):
-    """A source of files whose rows may have an id column."""
+    """Base class of sources of files whose rows may have an id column."""
 
     id: Column | None = None
     """Column of a row's id, which distinguishes equal rows and decides samples; None: the row's
@@ -245,7 +250,7 @@ def record_of(
     instruction: str | None = None,
     name: str | None = None,
 ) -> Record:
-    """Build a record from texts.
+    """Build a record from a query, positives and negatives.
 
     Texts without a visible character, positives equal to the query, and negatives that are the
     query or a positive but for case and white space are dropped, the latter counted. Equal texts

@@ -1,4 +1,4 @@
-"""Row files (Parquet, JSONL, CSV, TSV), files of texts, and their division into pieces.
+"""Find files of rows (Parquet, JSONL, CSV, TSV) or of texts, and divide them into pieces.
 
 A piece is what one task reads: a byte range of a JSONL file, a few row groups of a Parquet file,
 a whole CSV, TSV or compressed file, or several texts. Pieces depend on the files alone, not on
@@ -58,7 +58,7 @@ _LEAST_BYTES = 32 << 10
 
 @dataclass(frozen=True)
 class FilePiece:
-    """Part of a file that one task reads."""
+    """Part of a file, or several text files, that one task reads."""
 
     path: str
     name: str
@@ -95,12 +95,14 @@ class FilePiece:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of its files."""
+        """Names of the piece's files."""
         return tuple(name for _, name in self.texts) or (self.name,)
 
     @property
     def key(self) -> str:
-        """Hash of row range and content, independent of the file's location; names a work item."""
+        """Hash of the piece's name, range and version, which identifies the work item wherever the
+        file is.
+        """
         told = [self.name, self.kind, self.start, self.stop, self.version]
         return xxhash.xxh3_128_hexdigest(repr(told).encode())
 
@@ -126,7 +128,8 @@ def list_pieces(
     versions: bool = True,
     texts: bool = False,
 ) -> list[FilePiece]:
-    """All pieces of a file, folder, prefix or pattern (`*`, `**`), files sorted by name.
+    """List all pieces of a file, folder, prefix or pattern (`*`, `**`), with files sorted
+    by name.
 
     In folders, hidden files and those starting with `_` are skipped, as by Spark and Ray; on the
     hub also files of other kinds, such as the card.
@@ -185,7 +188,7 @@ def _newline(path: str, encoding: str) -> bytes:
 
 
 def _stored_files(path: str) -> list[_File]:
-    """Files on local disk or in object storage."""
+    """List the files at a path on local disk or in object storage."""
     base, pattern = _split_pattern(path)
     if pattern is not None and _info(path).type != pyarrow.fs.FileType.NotFound:
         base, pattern = path, None  # a name that has a star
@@ -226,8 +229,8 @@ def _info(path: str) -> pyarrow.fs.FileInfo:
 
 
 def _unpacked_files(path: str) -> list[_File]:
-    """Map references to files in this machine's cache, for references that each machine unpacks for
-    itself.
+    """List the files of a reference that each machine unpacks into its own cache; their paths stay
+    references.
     """
     here = str(resolve(path))
     files = _stored_files(here)
@@ -236,7 +239,7 @@ def _unpacked_files(path: str) -> list[_File]:
 
 
 def _hub_files(path: str) -> list[_File]:
-    """Files of a hub data set at one commit."""
+    """List the files of a Hugging Face data set at one commit."""
     base, pattern = _split_pattern(path)
     found = list_hub_files(base)
     inside = parse_hub_reference(base).inside
@@ -268,7 +271,9 @@ def _hub_files(path: str) -> list[_File]:
 
 
 def _split_pattern(path: str) -> tuple[str, str | None]:
-    """Folder above the first name with a `*`, and the pattern below it."""
+    """Split a path into the folder above the first name with a `*`, and the pattern below that
+    folder.
+    """
     address, options = split_options(path) if "://" in path else (path, "")
     if "*" not in address:
         return path, None
@@ -309,7 +314,7 @@ def _is_text(file: _File) -> bool:
 
 
 def _check_all_texts(path: str, files: Sequence[_File]) -> None:
-    """Raise when a folder of texts contains files of other kinds, whose purpose is unknown."""
+    """Raise if a folder of text files contains files of other kinds, whose purpose is unclear."""
     other = next((file.name for file in files if not _is_text(file)), None)
     if other is not None:
         text = next(file.name for file in files if _is_text(file))
@@ -322,7 +327,7 @@ def _check_all_texts(path: str, files: Sequence[_File]) -> None:
 
 
 def _pieces_of_texts(files: Sequence[_File]) -> list[FilePiece]:
-    """Pieces of consecutive text files, each file a row."""
+    """Divide text files into pieces of consecutive files; each file is one row."""
     sizes = [max(file.size, _LEAST_BYTES) for file in files]
     starts = _starts(sizes)
     pieces = []
@@ -347,7 +352,7 @@ def _states(files: Sequence[_File]) -> tuple[str, ...]:
 
 
 def _with_version(file: _File, *, versions: bool) -> _File:
-    """Add the file's version; empty if it is neither listed nor requested."""
+    """Add the file's version; it stays empty if it is not known and `versions` is false."""
     if file.version or not versions:
         return file
     state = "" if is_unpacked(file.path) else state_of(file.path)
@@ -390,7 +395,7 @@ def _pieces_of(file: _File, *, versions: bool) -> list[FilePiece]:
 
 
 def _starts(sizes: list[int]) -> list[int]:
-    """First row group of each piece: consecutive groups up to the piece size."""
+    """Group consecutive sizes up to the piece size; return the index at which each piece starts."""
     starts: list[int] = []
     filled = 0
     for group, size in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""Error messages about missing paths, with similar names in the same folder."""
+"""Parts of error messages about missing paths, which suggest similar names in the same folder."""
 
 import difflib
 import errno
@@ -11,7 +11,7 @@ NAMES_SHOWN = 8
 
 
 def missing(path: str) -> str:
-    """Explain why a path does not exist, with the names next to it."""
+    """Explain why a path does not exist, with similar names in its folder."""
     here = Path(path).expanduser()
     if is_remote(path):
         return "no such file, folder or prefix"
@@ -33,13 +33,15 @@ def missing(path: str) -> str:
 
 
 def of_patterns(path: str) -> str:
-    """Hint about characters that are wildcards in other tools; empty where the path has none."""
+    """Return a hint if the path has characters that are wildcards in other tools, else an empty
+    text.
+    """
     meant = any(sign in path.partition("?")[0] for sign in "[]{}") or "?" in path
     return "; only the wildcards * and ** are known, ? [] {} stand for themselves" if meant else ""
 
 
 def shown_names(names: Sequence[str]) -> str:
-    """The first names of a list, as text."""
+    """Join the first names of a list into a text for messages."""
     more = ", …" if len(names) > NAMES_SHOWN else ""
     return ", ".join(names[:NAMES_SHOWN]) + more if names else "nothing"
 

@@ -1,4 +1,4 @@
-"""Natural-language inference: all rows of a premise become one record.
+"""Source of natural-language inference: all rows with the same premise become one record.
 
 Rows are scattered into buckets by their premise, and each bucket is converted by itself.
 """
@@ -48,16 +48,16 @@ class NLISource(FileRows):
 
     @property
     def brings_negatives(self) -> bool:
-        """Always true: contradicting hypotheses."""
+        """Always true, since contradicting hypotheses become hard negatives."""
         return True
 
     @property
     def draws_by_seed(self) -> bool:
-        """Always false: the conversion samples nothing."""
+        """Always false, since the conversion draws nothing at random."""
         return False
 
     def convert(self, conversion: Conversion) -> list[Result]:
-        """Scatter the rows by premise, and make a record of each premise."""
+        """Shuffle the rows into buckets by premise, and make a record of each premise."""
         from rayembed.assets.storage import join
         from rayembed.data.engine.shuffle import Bucket, number_of_buckets
 
@@ -75,7 +75,7 @@ class NLISource(FileRows):
 
 @dataclass(frozen=True)
 class ScatterPremises:
-    """Task: scatter a piece's rows by premise; unreadable rows are rejected."""
+    """Task: send each row of a piece to the bucket of its premise; unreadable rows are rejected."""
 
     folder: str
     scattered: str
@@ -83,8 +83,8 @@ class ScatterPremises:
     buckets: int
 
     def __call__(self, item: FilePiece) -> Result:
-        """Run the task; its result has file names in `scattered`; rows in are the rejected ones,
-        others are counted later.
+        """Return names of files with `scattered` rows, and counts of rejected rows; the others are
+        counted in the next task.
         """
         import pyarrow as pa
 
@@ -106,7 +106,7 @@ class ScatterPremises:
 
 @dataclass(frozen=True)
 class ConvertPremises:
-    """Task: make the records of a bucket's premises, in the order of their first rows."""
+    """Task: make a record of each premise in a bucket, in the order of the premises' first rows."""
 
     folder: str
     premises: Buckets
@@ -148,7 +148,7 @@ def _told(source: NLISource, row: Row) -> dict[str, Any]:
 
 
 def _record(dataset: DatasetConfig, rows: Sequence[dict[str, Any]]) -> Record:
-    """Record of all rows of a premise."""
+    """Make the record of a premise from all its rows."""
     entailed, contradicting = (
         [row["hypothesis"] for row in rows if row["relation"] == relation]
         for relation in ("entailment", "contradiction")

@@ -1,4 +1,4 @@
-"""Pairs of a query and its positives, one in each row."""
+"""Source of pairs: each row has a query and its positives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PairsSource(NamedRows):
-    """One query and its positives in each row: retrieval, title–body, duplicate questions,
+    """A query and its positives in each row: retrieval, title–body, duplicate questions,
     cross-lingual pairs.
     """
 
@@ -71,11 +71,12 @@ class PairsSource(NamedRows):
 
     @property
     def instruction_column(self) -> str | None:
-        """Column of the rows' own instructions; None: they have none."""
+        """Column with the rows' own query instructions; None if they have none."""
         return self.instruction
 
     def records(self, dataset: DatasetConfig, row: Row) -> list[Record]:
-        """Record of a row; if the settings are symmetric, also one for each positive as query.
+        """Make the record of a row; with `both_directions`, also one for each positive as the
+        query.
 
         The latter have no negatives, as the row's were chosen for its query.
 

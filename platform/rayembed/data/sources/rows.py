@@ -1,4 +1,4 @@
-"""Row reader of a piece: rows with their origins, and a check of the columns that settings name.
+"""Read the rows of a piece, each with its origin, and check the columns that settings name.
 
 file#row        Parquet, CSV, TSV: number of the row in the file, from 0
 file@byte       JSONL: where its line starts, in the content that a .gz file holds
@@ -47,7 +47,7 @@ _FRONT_MATTER = re.compile(r"---[ \t]*\n(.*?\n)??(?:---|\.\.\.)[ \t]*(?:\n|\Z)",
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row as read."""
+    """A row of a source, with the place that it was read from."""
 
     origin: str
     values: Mapping[str, Any]
@@ -56,13 +56,13 @@ class Row:
 
     @property
     def shown(self) -> Mapping[str, Any]:
-        """Text of the row for messages."""
+        """The row's values, as shown in messages."""
         return self.values
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that could not be read."""
+    """A row that could not be read, with the reason."""
 
     origin: str
     reason: str
@@ -70,7 +70,7 @@ class BadRow:
 
 
 def read_rows(piece: FilePiece, columns: Collection[str] | None = None) -> Iterator[Row | BadRow]:
-    """Rows of a piece, in order.
+    """Yield the rows of a piece, in order.
 
     A line of JSONL that is a list has columns `0`, `1`, …; a file of a text has `id`, its path,
     `title`, which only the settings above it give, and `text`.
@@ -112,7 +112,7 @@ def read_rows(piece: FilePiece, columns: Collection[str] | None = None) -> Itera
 
 
 def lines_of(content: bytes) -> list[str]:
-    r"""Lines of a text file without their line ends, including empty ones.
+    r"""Split a text file into lines without their line ends, including empty lines.
 
     A line ends at `\n` or `\r\n`, in files without either at `\r`. Other signs that Unicode
     calls line breaks, such as U+2028, are part of a text. A byte-order mark is none.
@@ -136,7 +136,7 @@ def check_columns(
     lenient: Collection[str] = (),
     optional: Collection[str] = (),
 ) -> None:
-    """Check that some row of the piece's file has each column.
+    """Check that each column occurs in some row of the piece's file.
 
     Rows of JSONL have names of their own, so that a column may begin late: only where one is
     missing is the file read to its end.
@@ -174,7 +174,7 @@ def check_columns(
 
 
 def _rows_to_check(piece: FilePiece, columns: Collection[str]) -> Iterator[Mapping[str, Any]]:
-    """Values of the rows of the piece's file; where all have the same names, of some thousand.
+    """Yield the rows to look for columns in: all of JSONL, else the first thousand.
 
     Of files of texts, which opening does not tell apart, one row.
     """
@@ -187,16 +187,14 @@ def _rows_to_check(piece: FilePiece, columns: Collection[str]) -> Iterator[Mappi
 
 
 def first_pieces(pieces: Sequence[FilePiece]) -> list[FilePiece]:
-    """First piece of each of the first local files; of remote files, which answer slowly, only that
-    of the first one.
-    """
+    """First piece of each of the first local files, or of one remote file, which answers slowly."""
     firsts = list({piece.path: piece for piece in reversed(pieces)}.values())[::-1]
     return firsts[: 1 if "://" in firsts[0].path else _FILES_LOOKED_AT]
 
 
 def _hint(setting: str, row: Mapping[str, Any], *, optional: bool) -> str:
-    """Hint about the setting to change: the name of a column, or the sign that parts what looks
-    like several.
+    """Return advice about a missing column: which setting names it, or which delimiter the file
+    seems to use.
     """
     names = list(row)
     if len(names) == 1 and (signs := [sign for sign in ";\t|" if sign in names[0]]):
@@ -209,7 +207,7 @@ def _hint(setting: str, row: Mapping[str, Any], *, optional: bool) -> str:
 
 
 def _beside(piece: FilePiece, column: str) -> dict[str, None]:
-    """Names of all columns or keys at the level where `column` ends."""
+    """Names of all columns, or keys of the nested object, where `column` was looked for."""
     rows = islice(read_rows(piece), _ROWS_TO_FIND_COLUMNS)
     levels = (level_of(row.values, column)[1] for row in rows if isinstance(row, Row))
     return {name: None for level in levels for name in level}
@@ -240,7 +238,7 @@ def _read_parquet(
 
 
 def _values_of(batch: pa.RecordBatch) -> list[dict[str, Any] | UnicodeDecodeError]:
-    """Rows of a batch, with an error in place of each row that is not UTF-8.
+    """Convert a batch to rows, with an error in place of each row that is not UTF-8.
 
     Parquet texts are not validated by writers; Arrow checks them only here.
     """
@@ -285,7 +283,7 @@ def _read_jsonl(
 
 
 def _no_array(piece: FilePiece, lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """Pass the lines on; raise if they form one JSON array of rows.
+    """Pass the lines on, but raise if they form one JSON array of rows.
 
     A row may be a list, also of lists or objects, but then it is whole and others follow.
     """
@@ -302,11 +300,11 @@ def _no_array(piece: FilePiece, lines: Iterator[tuple[int, bytes]]) -> Iterator[
 
 
 class _KeyTwiceError(ValueError):
-    """A JSON object has a duplicate key, and readers would keep only one value."""
+    """Raised if a JSON object has a key twice, since readers would keep only one value."""
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a JSON object from its pairs; raise if a key occurs twice."""
+    """Build a JSON object from its pairs of key and value; raise if a key occurs twice."""
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]
@@ -326,7 +324,7 @@ def _text_of(line: bytes, encoding: str) -> str:
 def _lines(
     filesystem: pyarrow.fs.FileSystem, inside: str, piece: FilePiece
 ) -> Iterator[tuple[int, bytes]]:
-    """Offset and content of the non-empty lines that start in the piece."""
+    """Yield offset and content of the non-empty lines that start in the piece."""
     compressed = piece.name.endswith(".gz")
     with (
         filesystem.open_input_stream(inside)
@@ -408,7 +406,7 @@ def _read_csv(
 
 
 def _encoding(piece: FilePiece) -> str:
-    """Encoding of a piece; UTF-8, named by a setting or not, may begin with a byte-order mark."""
+    """Return the encoding of a piece; UTF-8 files may begin with a byte-order mark."""
     if piece.encoding is None or codecs.lookup(piece.encoding).name == "utf-8":
         return _UTF8
     return piece.encoding

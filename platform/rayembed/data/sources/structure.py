@@ -1,4 +1,6 @@
-"""Pairs from the structure of documents that have no queries."""
+"""Source that makes pairs from the structure of documents, such as headings and sections, where
+there are no queries.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ NO_RULE = "no rule gives a pair"
 
 
 class StructureSource(NamedRows):
-    """A document in each row or text file, from which one pair is made: its title and body, a
-    heading and its section, or a sentence and the rest.
+    """Documents, one in each row or text file; each gives one pair: title and body, heading and
+    section, or sentence and rest.
 
     Only one, so that no other row has the text of a held-out document.
     """
@@ -93,7 +95,7 @@ of the kind."""
 
 
 def title_pair(title: str, text: str, seed: int, min_words: int) -> Pair | None:
-    """Pair of title and body; without a title, of the first line and the lines after it."""
+    """Pair the title with the body; without a title, the first line with the lines after it."""
     first, _, others = text.strip().partition("\n")
     headline = _heading(first) or first.strip()
     if not title:
@@ -107,7 +109,8 @@ def title_pair(title: str, text: str, seed: int, min_words: int) -> Pair | None:
 
 
 def heading_pair(title: str, text: str, seed: int, min_words: int) -> Pair | None:
-    """Pair of a random heading, after the document's title if any, and the section below it.
+    """Pair a random heading, preceded by the document's title if any, with the section
+    below it.
 
     Headings are those of Markdown, `## History`, and of wikis, `== History ==`.
     """
@@ -124,7 +127,9 @@ def heading_pair(title: str, text: str, seed: int, min_words: int) -> Pair | Non
 
 
 def sentence_pair(title: str, text: str, seed: int, min_words: int) -> Pair | None:
-    """Pair of a random sentence and the rest of the text, without the sentence's repetitions."""
+    """Pair a random sentence with the rest of the text, from which all its repetitions are
+    removed.
+    """
     whole = _unwrapped(text)
     total = len(words(whole))
     sentences = dict.fromkeys(split_sentences(whole))
@@ -145,8 +150,8 @@ RULES: Mapping[PairRule, _Rule] = {
 def draw_pair(
     title: str, text: str, weights: Mapping[PairRule, float], seed: int, min_words: int
 ) -> tuple[PairRule, Pair] | None:
-    """Draw a rule by weight among those that apply to the document, and return its pair; None: none
-    fits.
+    """Draw a rule by weight among those that fit the document, and return the rule and its pair;
+    None if no rule fits.
 
     Args:
         title: empty for none.
@@ -166,7 +171,9 @@ def draw_pair(
 
 
 def sections(text: str) -> list[Pair]:
-    """Headings with the text up to the next one; lines within code fences are no headings."""
+    """Split a text into headings and the text below each; lines within code fences are no
+    headings.
+    """
     found: list[tuple[str, list[str]]] = []
     fenced = False
     for line in split_lines(text):
@@ -187,7 +194,9 @@ def _heading(line: str) -> str | None:
 
 
 def _unwrapped(text: str) -> str:
-    """Join lines that were only wrapped: those that begin with a small letter."""
+    """Join lines that were only wrapped, recognised by a small letter at the start of the next
+    line.
+    """
 
     def joined(match: re.Match[str]) -> str:
         return " " if text[match.end()].islower() else match.group()
@@ -196,7 +205,9 @@ def _unwrapped(text: str) -> str:
 
 
 def _leaves_a_rest(sentence: str, whole: str, total: int, min_words: int) -> bool:
-    """Whether a text of `total` words still has enough of them without one of its sentences."""
+    """Whether a text of `total` words still has `min_words` words after one of its sentences is
+    removed.
+    """
     length = len(words(sentence))
     if _heading(sentence) is not None or length < min_words:
         return False

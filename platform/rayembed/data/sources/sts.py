@@ -1,4 +1,6 @@
-"""Sentences with their similarity: similar ones as positives, or all of them graded."""
+"""Sources of sentence pairs with similarity scores: similar pairs as positives, or all pairs with
+their grade.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ NOT_SIMILAR = "not similar"
 
 
 class STSSource(FileRows):
-    """Two sentences and their similarity; similar ones give a record in both directions."""
+    """Two sentences and their similarity in each row; similar ones give a record in each
+    direction.
+    """
 
     columns_read: ClassVar = ("first", "second", "score")
     can_hold_out: ClassVar = True
@@ -35,7 +39,8 @@ class STSSource(FileRows):
     `max_rejected_share` (NV-Embed, section 4.2: at least 4 of 5)."""
 
     def records(self, dataset: DatasetConfig, row: Row) -> list[Record]:
-        """Two records, one in each direction, of a row with sufficiently similar sentences.
+        """Make two records, one in each direction, from a row with sufficiently similar
+        sentences.
 
         Raises:
             RowError: `NOT_SIMILAR`, or a cell that is empty or of another type.
@@ -50,7 +55,8 @@ class STSSource(FileRows):
 
 
 class GradedSource(FileRows):
-    """Two sentences and their similarity; every pair gives one record, with its similarity.
+    """Two sentences and their similarity in each row; every pair gives one record that keeps its
+    similarity.
 
     For losses over graded pairs, such as CoSENT. The pair need not be similar, so that the records
     serve no other loss, and no mining.
@@ -79,7 +85,7 @@ class GradedSource(FileRows):
         return self
 
     def records(self, dataset: DatasetConfig, row: Row) -> list[Record]:
-        """The record of a row.
+        """Make the record of a row, with its similarity scaled to [0, 1].
 
         Raises:
             RowError: the score is outside of the scale, or a cell is empty or of another type.
@@ -93,7 +99,7 @@ class GradedSource(FileRows):
 
 
 def _read(source: STSSource | GradedSource, row: Row) -> tuple[str, str, str | None, float]:
-    """Both sentences, language and score."""
+    """Read both sentences, the language and the score of a row."""
     language = text_in(row.values, source.language) if source.language else None
     first = text_in(row.values, source.first)
     second = text_in(row.values, source.second)

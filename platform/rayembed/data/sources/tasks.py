@@ -1,4 +1,6 @@
-"""Conversion tasks: write parts of records, reject rows with reasons, refuse too many of these."""
+"""Conversion tasks: write parts of records, reject unusable rows with reasons, and raise if too
+many are rejected.
+"""
 
 import math
 from collections import Counter
@@ -39,7 +41,7 @@ NOT_BAD = frozenset({HELD_OUT_TEXT, HELD_OUT_ROW})
 
 @dataclass(frozen=True)
 class HeldOutRows:
-    """Held-out rows of one data set, identified by their texts."""
+    """Held-out rows of one data set, recognised by the hashes of their texts."""
 
     documents: frozenset[int]
     """`normalised_hash` of the held-out documents."""
@@ -47,7 +49,7 @@ class HeldOutRows:
     """`normalised_hash` of the held-out queries; None: every query of a held-out document."""
 
     def has(self, record: Record) -> bool:
-        """Whether the record's row is held out: a positive is, and so is the query."""
+        """Whether the record's row is held out: one of its positives is, and so is its query."""
         if self.queries is not None and normalised_hash(record.query) not in self.queries:
             return False
         return any(normalised_hash(text) in self.documents for text in record.positives)
@@ -55,7 +57,7 @@ class HeldOutRows:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Rows and texts excluded from training."""
+    """Rows and texts that must not be trained on because they are held out for evaluation."""
 
     texts: frozenset[int] = frozenset()
     """`normalised_hash` of the texts that an evaluation may show."""
@@ -67,7 +69,7 @@ class HeldOut:
         return bool(self.texts) and any(map(self._has, (record.query, *record.positives)))
 
     def without_negatives(self, record: Record) -> tuple[Record, int]:
-        """Copy the record without held-out negatives, and count these.
+        """Copy the record without held-out negatives; also return how many were removed.
 
         A row is worth more than one of its negatives: with seven of each and a tenth of the
         documents held out, half of all rows have a held-out one.
@@ -88,7 +90,7 @@ _INDEX = "rows-"
 
 @dataclass
 class RowIndex:
-    """Hashes of converted rows, from which the held-out ones are chosen.
+    """Hashes of converted rows' texts and groups, from which the held-out rows are chosen.
 
     A row with several records is known by its first: the others have the same texts.
     """
@@ -107,7 +109,7 @@ class RowIndex:
     """`normalised_hash` of all positives, row by row."""
 
     def add(self, records: Sequence[Record], group: str | None) -> None:
-        """Add a row."""
+        """Add a row, given its records and its cell in the column by which rows are held out."""
         first = records[0]
         self.sizes.append(len(records))
         self.copied.append(first.negatives_copied)
@@ -117,7 +119,7 @@ class RowIndex:
         self.documents += map(normalised_hash, first.positives)
 
     def save(self, folder: str, key: str) -> str:
-        """Write the index of a piece below a folder; the file's name."""
+        """Write the index of a piece into a folder, and return the file's name."""
         name = f"{_INDEX}{key}.npz"
         arrays = {what: np.array(hashes, np.int64) for what, hashes in vars(self).items()}
         save_arrays(join(folder, name), **arrays)
@@ -126,7 +128,7 @@ class RowIndex:
 
 @dataclass(frozen=True)
 class ConvertedRows:
-    """Work item: the records of a piece's rows."""
+    """Work item: the converted records of the rows of one piece."""
 
     parts: tuple[Part, ...]
     index_path: str
@@ -137,11 +139,11 @@ class ConvertedRows:
         return file_name(self.index_path).removeprefix(_INDEX).removesuffix(".npz")
 
     def index(self) -> Mapping[str, np.ndarray]:
-        """`RowIndex` of the rows of the piece."""
+        """Load the arrays of the piece's `RowIndex`."""
         return load_arrays(self.index_path, remedy(self.index_path))
 
     def rows(self) -> Iterator[list[Record]]:
-        """The records of each row."""
+        """Yield the records of each row of the piece."""
         records = (record for part in self.parts for record in read_records(part.path))
         index = self.index()
         for size, copied in zip(index["sizes"].tolist(), index["copied"].tolist(), strict=True):
@@ -153,7 +155,8 @@ _NOTHING = HeldOut()
 
 
 class RecordWriter:
-    """Collects one task's records and rejections; writes a part whenever it is full.
+    """Collects the records and rejections of one task, and writes a part whenever it is
+    full.
 
     Args:
         source_bytes: size of the source, which decides the rows of a part.
@@ -183,8 +186,8 @@ class RecordWriter:
     def take(
         self, records: Sequence[Record], shown: Any, rows: int = 1, group: str | None = None
     ) -> None:
-        """Add the records made from `rows` source rows; a record with a held-out row or text is
-        left out.
+        """Add the records made from `rows` source rows, or reject them if they are held out or have
+        a held-out text.
 
         Args:
             group: cell of the column by which rows are held out.
@@ -218,8 +221,8 @@ class RecordWriter:
             self.examples.append({"reason": reason, "row": text})
 
     def finish(self, key: str = "") -> Result:
-        """Write the remaining records and return `parts`, counts and examples of rejected rows, and
-        the `index` of the piece.
+        """Write the remaining records, and return `parts`, counts, examples of rejected rows, and
+        the file of the piece's `index`.
         """
         self._flush()
         index = {} if self.index is None else {"index": self.index.save(self.folder, key)}
@@ -244,7 +247,7 @@ class RecordWriter:
 
 @dataclass(frozen=True)
 class ConvertRows:
-    """Task: make the records of a piece's rows, each row by itself."""
+    """Task: convert each row of a piece to records, independently of other rows."""
 
     folder: str
     held_out: HeldOut
@@ -272,7 +275,9 @@ class ConvertRows:
 
 
 def group_of(row: Row | BadRow, column: str | None) -> str | None:
-    """Cell of the column by which rows are held out; None: the row is in no group."""
+    """Return the cell of the column by which rows are held out; None if the row belongs to no
+    group.
+    """
     try:
         return name_in(row.values, column) if column and isinstance(row, Row) else None
     except RowError:
@@ -282,7 +287,9 @@ def group_of(row: Row | BadRow, column: str | None) -> str | None:
 def converted(
     piece: FilePiece, columns: Collection[str], make: Callable[[Row], _Made]
 ) -> Iterator[tuple[Row | BadRow, _Made | str]]:
-    """Convert each row of a piece; yields the row with its records or the reason to reject it."""
+    """Convert each row of a piece; yield the row with its records, or with the reason to
+    reject it.
+    """
     for row in read_rows(piece, columns):
         if isinstance(row, BadRow):
             yield row, row.reason
@@ -294,7 +301,7 @@ def converted(
 
 
 def summary_of(results: Sequence[Result]) -> dict[str, Any]:
-    """Manifest entries on rows and records, from results."""
+    """Sum the results of conversion tasks into manifest entries about rows and records."""
     rows_in, made, rejected = add_up(results)
     examples = [example for result in results for example in result["examples"]]
     return {
@@ -306,7 +313,7 @@ def summary_of(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def accept(dataset: DatasetConfig, told: Mapping[str, Any]) -> None:
-    """Raise when there are too few rows or too many bad ones.
+    """Raise if no record could be made, or if too many rows were rejected.
 
     The share in the settings is not part of the folder's name, so that raising it needs no new
     conversion.
@@ -335,5 +342,5 @@ def accept(dataset: DatasetConfig, told: Mapping[str, Any]) -> None:
 
 
 def counts_of(rejected: Mapping[str, int]) -> str:
-    """Counts of rejected rows by reason, in words."""
+    """Write counts by reason as a text, such as "3 × no query, 1 × no positive"."""
     return ", ".join(f"{count:,} × {reason}" for reason, count in rejected.items())

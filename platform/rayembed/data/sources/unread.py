@@ -1,4 +1,4 @@
-"""Columns that no setting reads, with advice where their names match a setting."""
+"""Find columns that no setting reads, and advise about those whose names match a setting."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -30,7 +30,7 @@ _ADVICE = {
 
 
 def unread_columns(pieces: Sequence[FilePiece], read: Collection[str]) -> tuple[str, ...]:
-    """Columns that no setting reads, from the first rows of each file.
+    """List the columns that no setting reads, from the first rows of each file.
 
     Args:
         pieces: all pieces of the files; of very many files the first ones are looked at.
@@ -72,7 +72,7 @@ def _meant(source: Mapping[str, Any], unread: Collection[str]) -> dict[str, list
 
 
 def check_unread(run: Run, dataset: DatasetConfig, unread: Collection[str]) -> None:
-    """Raise when a stage needs hard negatives that are in an unread column.
+    """Raise if a stage needs hard negatives that are in a column that no setting reads.
 
     Raises:
         ConfigError: one does.
@@ -92,7 +92,8 @@ def check_unread(run: Run, dataset: DatasetConfig, unread: Collection[str]) -> N
 
 
 def unread_warning(manifest: Mapping[str, Any]) -> str | None:
-    """One warning line about unread columns that a setting could read; None if there are none.
+    """Make one warning about unread columns that a setting could read; None if there are
+    none.
 
     Args:
         manifest: of a data set's converted records, with its `unread_columns`.
@@ -115,5 +116,5 @@ def _named(columns: Sequence[str]) -> str:
 
 
 def _value(columns: Sequence[str]) -> str:
-    """Columns, written as the value of a setting on the command line."""
+    """Write columns as the value of a setting on the command line."""
     return columns[0] if len(columns) == 1 else f"[{', '.join(columns)}]"

@@ -1,4 +1,4 @@
-"""Versions of files, and checks that a file is unchanged since it was listed.
+"""Compute versions of files, and check that a file is unchanged since the job listed it.
 
 Folders of records are named by what their files held at the look. What is written to a file after
 that must not come in under the same name.
@@ -19,7 +19,7 @@ _LOOKED_AT_ONCE = 16
 
 
 def content_version(filesystem: pyarrow.fs.FileSystem, inside: str) -> str:
-    """Size and hash of a file's content."""
+    """Return the size and the hash of a file's content, as its version."""
     digest, size = xxhash.xxh3_128(), 0
     with filesystem.open_input_stream(inside, compression=None) as stream:
         while block := stream.read(1 << 24):
@@ -29,12 +29,14 @@ def content_version(filesystem: pyarrow.fs.FileSystem, inside: str) -> str:
 
 
 def version_of_texts(files: Sequence[tuple[str, str]]) -> str:
-    """Version of a piece of several text files, made of their names and versions."""
+    """Combine the names and versions of several text files into one version."""
     return xxhash.xxh3_128_hexdigest(repr([list(file) for file in files]).encode())
 
 
 def state_of(path: str) -> str:
-    """State of a file that changes with every write; of object storage its version."""
+    """Return a quick state of a file that changes with every write: size, times and inode, or the
+    object's size and time.
+    """
     filesystem, inside = open_storage(path)
     if is_remote(path):
         return state_there(filesystem.get_file_info(inside))
@@ -84,7 +86,7 @@ def states_now(path: str, texts: Sequence[tuple[str, str]]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def version_in(path: str, state: str) -> str:
-    """Version of a file in the given state (empty: it cannot change); hashed once by each
-    process.
+    """Return the version of a file in the given state (empty if it cannot change); content is
+    hashed once by each process.
     """
     return state if state and is_remote(path) else content_version(*open_source(path))

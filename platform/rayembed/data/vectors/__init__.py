@@ -1,1 +1,3 @@
-"""Text vectors of teacher models: loading, embedding, reusable files."""
+"""Vectors that teacher models give to texts: loading teachers, embedding, and files that later runs
+reuse.
+"""

@@ -1,4 +1,4 @@
-"""Vectors of parts: a task embeds queries and documents; all runs share the files.
+"""Embed the texts of parts with a teacher, into files of vectors that all runs share.
 
 Vectors are stored as float16 in files named by the teacher's settings, `VECTORS` and the part's
 content, so that later runs reuse them. Each file is read whole and ends with a checksum.
@@ -52,7 +52,7 @@ _FILES_OF: Mapping[Texts, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class PartTexts:
-    """Index of a part's texts: n rows, M distinct positives."""
+    """Index of the texts of a part with n rows and M distinct positives."""
 
     text_hash: np.ndarray
     """(M,) int64 hash of the distinct positives, in the order of their vectors."""
@@ -67,7 +67,7 @@ class PartTexts:
 
 
 class VectorFile(NamedTuple):
-    """A file of vectors, with the hashes of the texts in its rows."""
+    """A file of vectors, with a function that reads the hashes of their texts."""
 
     path: str
     hashes: Callable[[], np.ndarray]
@@ -76,19 +76,19 @@ class VectorFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Vectors:
-    """Files with the vectors that one teacher computed under one group of settings."""
+    """Files with the vectors that one teacher computed with one set of settings."""
 
     folder: str
     weights: str
     """Fingerprint of the teacher's weights."""
 
     def texts(self, part: Part) -> PartTexts:
-        """Index of the part's texts; raises the errors of `queries`."""
+        """Load the index of the part's texts; raises the errors of `queries`."""
         loaded = read_copied(self.path(part, _LAST), load_arrays)
         return PartTexts(**{name: loaded[name] for name in PartTexts.__dataclass_fields__})
 
     def queries(self, part: Part) -> np.ndarray:
-        """(n, D) float16 unit vectors, one for each row.
+        """Load the (n, D) float16 unit vectors of the queries, one for each row.
 
         Raises:
             ArtifactError: the file is missing, is not what was written, or holds NaN or infinity.
@@ -96,17 +96,17 @@ class Vectors:
         return _load(self.path(part, "queries.npy"))
 
     def documents(self, part: Part) -> np.ndarray:
-        """(M, D) float16 unit vectors, one for each distinct positive; raises the errors of
+        """Load the (M, D) float16 unit vectors of the distinct positives; raises the errors of
         `queries`.
         """
         return read_copied(self.path(part, "documents.npy"), _load)
 
     def has(self, part: Part, of: Texts = "rows") -> bool:
-        """Whether all files for some of the part's texts exist."""
+        """Whether all vector files exist for the part's texts of the kind `of`."""
         return all(exists(self.path(part, name)) for name in _FILES_OF[of])
 
     def missing(self, parts: Sequence[Part], of: Texts = "rows") -> list[PartItem]:
-        """Parts with incomplete vectors of some of their texts."""
+        """List the parts that lack a vector file for their texts of the kind `of`."""
         there = set(list_files(self.folder, recursive=False))
         return [
             PartItem(part)
@@ -117,20 +117,21 @@ class Vectors:
     def save(
         self, part: Part, queries: np.ndarray, documents: np.ndarray, texts: PartTexts
     ) -> None:
-        """Write the part's files."""
+        """Write the vectors of the part's queries and documents, and the index of its texts."""
         save_array(self.path(part, "queries.npy"), queries.astype(np.float16))
         save_array(self.path(part, "documents.npy"), documents.astype(np.float16))
         save_arrays(self.path(part, _LAST), **vars(texts))
 
     def given(self, part: Part) -> np.ndarray:
-        """(G, D) float16 unit vectors, one for each distinct negative of the rows.
+        """Load the (G, D) float16 unit vectors of the distinct hard negatives that the rows
+        bring.
 
         Raises as `queries`.
         """
         return _load(self.path(part, f"{_GIVEN}.npy"))
 
     def file(self, name: str) -> VectorFile:
-        """Open the file that `save_file` wrote under a name."""
+        """Locate the vectors and hashes that `save_file` wrote under a name."""
         path, texts = self.paths(name)
         return VectorFile(path, partial(load_array, texts))
 
@@ -139,7 +140,7 @@ class Vectors:
         return join(self.folder, f"{name}.npy"), join(self.folder, f"{name}{TEXTS}")
 
     def save_file(self, name: str, vectors: np.ndarray, hashes: np.ndarray) -> None:
-        """Write vectors of texts, after the (rows,) int64 hashes of the texts."""
+        """Write texts' vectors and their (rows,) int64 hashes, the hashes first."""
         path, texts = self.paths(name)
         save_array(texts, hashes)
         save_array(path, vectors)
@@ -151,7 +152,7 @@ class Vectors:
 
 @dataclass(frozen=True)
 class EmbedPart:
-    """Task: embed distinct texts of a part."""
+    """Task: embed the distinct texts of a part, unless their vectors exist."""
 
     vectors: Vectors
     config: Teacher
@@ -159,7 +160,7 @@ class EmbedPart:
     of: Texts = "rows"
 
     def __call__(self, item: PartItem, device: str = "cpu") -> Result:
-        """Embed the texts of a part that have no vectors yet; count its rows."""
+        """Embed the texts of a part if their vectors do not exist yet; return its row counts."""
         rows = item.part.rows
         if not self.vectors.has(item.part, self.of):
             self._embed(item.part, device)
@@ -190,7 +191,8 @@ class EmbedPart:
 def embed_parts(
     context: PipelineContext, dataset: str, parts: Sequence[Part], teacher: Teacher
 ) -> Vectors:
-    """Return the vectors of all parts; missing ones are computed on the cluster.
+    """Return the vectors of all parts; vectors that do not exist yet are computed on the
+    cluster.
 
     Args:
         dataset: names the task in the log.
@@ -216,7 +218,7 @@ of float16."""
 def _warn_if_collapsed(
     dataset: str, teacher: Teacher, vectors: Vectors, parts: Sequence[Part]
 ) -> None:
-    """Warn when a teacher gives all documents of a part the same vector."""
+    """Warn if a teacher gives all documents of a part the same vector."""
     for part in parts:
         documents = vectors.documents(part).astype(np.float32)
         if len(documents) < _FEWEST_DOCUMENTS or documents.shape[1] == 1:
@@ -232,14 +234,16 @@ def _warn_if_collapsed(
 
 
 def vectors_of(context: PipelineContext, teacher: Teacher) -> Vectors:
-    """Vector files of a teacher with a fixed number type, which may not exist yet."""
+    """Locate the vector files of a teacher whose number type is fixed; they may not exist yet."""
     weights = context.teacher_loader.fingerprint(teacher.teacher)
     folder = join(context.storage, "data", "vectors", embedding_settings(teacher, weights))
     return Vectors(folder, weights)
 
 
 def _record_versions(vectors: Vectors) -> None:
-    """Record the libraries that embed first, and warn where they have other versions later."""
+    """Record the library versions of the first embedding, and warn if later ones use other
+    versions.
+    """
     record = join(vectors.folder, "versions.json")
     if exists(record):
         recorded = read_json(record, remedy(record))["versions"]
@@ -249,7 +253,8 @@ def _record_versions(vectors: Vectors) -> None:
 
 
 def finite(config: Teacher, texts: Sequence[str], vectors: np.ndarray) -> np.ndarray:
-    """Encode texts and raise on NaN, which would pass every rule unnoticed.
+    """Return the vectors, but raise if one has NaN or infinity, which would pass every rule
+    unnoticed.
 
     Raises:
         DataError: one has a number that is not finite.
@@ -265,7 +270,7 @@ def finite(config: Teacher, texts: Sequence[str], vectors: np.ndarray) -> np.nda
 
 
 def texts_of(records: Sequence[Record]) -> tuple[list[str], PartTexts]:
-    """Distinct positives (M) in order of first occurrence, and the part's index."""
+    """Collect the records' M distinct positives in order of first occurrence, and index them."""
     places: dict[str, int] = {}
     classes: dict[tuple[int, int], None] = {}
     place: list[int] = []
@@ -289,7 +294,7 @@ def texts_of(records: Sequence[Record]) -> tuple[list[str], PartTexts]:
 
 
 def known_of(texts: Sequence[str]) -> PartTexts:
-    """Index of a part that has documents only: neither rows nor classes."""
+    """Make the index of a part that has documents only, without rows or classes."""
     hashes = np.array([text_hash(text) for text in texts], dtype=np.int64)
     return replace(texts_of([])[1], text_hash=hashes)
 

@@ -1,4 +1,5 @@
-"""Lookup of teachers' vectors by a worker: in files that are mapped, on this machine's disk.
+"""Look up teachers' vectors of texts while training, in memory-mapped files on the worker's
+machine.
 
 Vectors in object storage are copied into the cache of assets first, once for each machine. U
 distinct texts of a step, T width of the teacher.
@@ -27,7 +28,7 @@ from rayembed.errors import ArtifactError, AssetError, DataError
 
 @dataclass(frozen=True)
 class TextIndex:
-    """For each of N texts, the file and row of its vector: 16 bytes a text."""
+    """Index that gives for each of N texts the file and the row of its vector, 16 bytes a text."""
 
     text_hash: np.ndarray
     """(N,) int64, ascending."""
@@ -38,8 +39,8 @@ class TextIndex:
 
     @classmethod
     def of(cls, files: Iterable[tuple[int, np.ndarray]]) -> "TextIndex":
-        """Build the index of files from the hashes of their rows; the first occurrence of a text
-        counts.
+        """Build the index of vector files from the hashes of their rows; a text in several files is
+        found in the first.
 
         Args:
             files: number of each file and (rows,) int64 hashes.
@@ -54,15 +55,17 @@ class TextIndex:
         return cls(distinct, np.concatenate(numbers)[first], np.concatenate(rows)[first])
 
     def find(self, text_hash: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(n,) int64 positions of texts in the arrays, and (n,) bool mask of those that exist."""
+        """(n,) int64 positions of texts in the index, and (n,) bool mask of texts that are
+        in it.
+        """
         if not len(self.text_hash):
             return np.zeros(len(text_hash), np.int64), np.zeros(len(text_hash), bool)
         places = np.searchsorted(self.text_hash, text_hash).clip(max=len(self.text_hash) - 1)
         return places, np.asarray(self.text_hash[places] == text_hash)
 
     def by_file(self, places: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """For each file with wanted vectors: its number, the indices into `places` that it serves,
-        and their rows in the file.
+        """Group positions by file: yield the file's number, the indices into `places`, and the rows
+        in the file.
         """
         numbers = np.asarray(self.file[places])
         order = np.argsort(numbers, kind="stable")
@@ -87,7 +90,9 @@ class TextIndex:
 
     @classmethod
     def mapped(cls, folder: Path, name: str) -> "TextIndex":
-        """Map the arrays in a folder on this machine's disk; raises the errors of `load_array`."""
+        """Memory-map the arrays that `save` wrote, on this machine's disk; raises the errors of
+        `load_array`.
+        """
         return cls(*(map_array(folder / file) for file in cls.files(name)))
 
 
@@ -107,7 +112,9 @@ alone."""
 
 @dataclass(frozen=True)
 class TeacherVectorLookup:
-    """Vectors of a stage's texts by one teacher. Picklable; opens its files when they are read."""
+    """One teacher's vectors of all texts of a stage, looked up by text hash. Picklable; opens its
+    files when they are read.
+    """
 
     folder: str
     manifest: Mapping[str, Any]
@@ -127,7 +134,7 @@ class TeacherVectorLookup:
         return int(self.manifest["width"])
 
     def __call__(self, texts: Sequence[tuple[Role, int]]) -> np.ndarray:
-        """(U, T) float16 unit vectors of texts by role and hash.
+        """Look up the (U, T) float16 unit vectors of texts by role and hash.
 
         Raises:
             DataError: a text has none.
@@ -157,7 +164,7 @@ class TeacherVectorLookup:
         return found
 
     def fetch(self) -> None:
-        """Copy the files into this machine's cache, where they lie in object storage.
+        """Copy the files into this machine's cache if they are in object storage.
 
         Raises:
             ArtifactError: a file is missing or broken.
@@ -167,7 +174,9 @@ class TeacherVectorLookup:
 
     @cached_property
     def _data(self) -> Path:
-        """Folder on this machine that the files' paths are relative to."""
+        """Folder on this machine to which the files' paths are relative; copies the files from
+        object storage if need be.
+        """
         data = root_of(self.folder)
         if not is_remote(data):
             return Path(open_storage(data)[1])
@@ -208,7 +217,7 @@ class TeacherVectorLookup:
 
     @property
     def _files(self) -> list[tuple[str, int]]:
-        """Path and size of each file of vectors."""
+        """Path and size of each vector file, from the manifest."""
         files = [(path, size) for role in ROLES for path, size in self.manifest["files"][role]]
         for path, _ in files:
             check_inside(path, f"the manifest of {self.folder!r}")
@@ -224,7 +233,7 @@ class TeacherVectorLookup:
         return {}
 
     def _mapped(self, role: Role, number: int) -> np.ndarray:
-        """Vectors of a file; it is read whole and checked when it is opened."""
+        """Memory-map a vector file, which is read whole and checked when it is first opened."""
         relative = self.manifest["files"][role][number][0]
         check_inside(relative, f"the manifest of {self.folder!r}")
         if relative not in self._open:

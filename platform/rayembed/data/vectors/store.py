@@ -1,4 +1,5 @@
-"""Teachers' vectors of all texts of a stage: made before it, looked up by its workers.
+"""Collect a teacher's vectors of all texts of a stage before training, for the workers to
+look up.
 
     storage/data/teacher_vectors/<stage>-<fingerprint>/query.*.npy, document.*.npy   `TextIndex`
                                                        manifest.json
@@ -67,7 +68,7 @@ Chains = Mapping[str, Sequence[DatasetArtifact]]
 def make_store(
     context: PipelineContext, stage: str, chains: Chains, num_negatives: int, teacher: Teacher
 ) -> DatasetArtifact:
-    """Make or reuse the folder of a teacher's vectors of a stage's texts.
+    """Make or reuse the folder with a teacher's vectors of all texts that a stage reads.
 
     Args:
         stage: its name.
@@ -94,7 +95,9 @@ def make_store(
 
 
 def _is_whole(context: PipelineContext, store: DatasetArtifact) -> bool:
-    """Whether all files exist; vector files may have been removed one by one, as after damage."""
+    """Whether all files of the folder exist with their recorded sizes; damaged ones may have been
+    deleted singly.
+    """
     own = set(list_files(store.folder, recursive=False))
     if not own.issuperset(name for role in ROLES for name in TextIndex.files(role)):
         return False
@@ -157,7 +160,7 @@ def _finish(
     files: Mapping[Role, Sequence[VectorFile]],
     results: Sequence[Result],
 ) -> DatasetArtifact:
-    """Write the index of all files and the manifest."""
+    """Write the index of all vector files and the folder's manifest."""
     indexes = {role: _index(files[role]) for role in ROLES}
     for role, index in indexes.items():
         index.save(writer.folder, role)
@@ -195,7 +198,9 @@ def _finish(
 
 @dataclass(frozen=True)
 class EmbedFurther:
-    """Task: vectors of a part's texts that no file of parts has; they are copied or embedded."""
+    """Task: copy or embed the vectors of those texts of a part, such as negatives, that no vector
+    file has yet.
+    """
 
     vectors: Vectors
     working: str
@@ -207,8 +212,8 @@ class EmbedFurther:
     load: Callable[[Teacher, str, str], Encoder]
 
     def __call__(self, item: PartItem, device: str = "cpu") -> Result:
-        """Run the task; its result has row counts, and for each role the file, empty where nothing
-        was `left`, and the texts `copied` and `embedded`.
+        """Write the part's missing vectors; return row counts, the file of each role (empty if no
+        text was `left`), and the numbers `copied` and `embedded`.
         """
         rows, records = item.part.rows, read_records(item.part.path)
         counts, names = {"copied": 0, "embedded": 0}, dict[str, str]()
@@ -237,7 +242,9 @@ class EmbedFurther:
         return {**told, "left": num_left, **counts, **names}
 
     def _copied(self, hashes: np.ndarray, role: Role) -> tuple[np.ndarray | None, np.ndarray]:
-        """Copy the vectors of the texts in the mask (n,) from other files; None: none."""
+        """Copy vectors of texts from other files; return them (None if there are none) and the (n,)
+        bool mask of texts that were found.
+        """
         index = _loaded(self.working, _ELSEWHERE)
         places, there = index.find(hashes)
         if role != "document" or not there.any():
@@ -255,8 +262,8 @@ class EmbedFurther:
 def _embedded(
     context: PipelineContext, vectors: Vectors, chains: Chains, name: str, teacher: Teacher
 ) -> list[Part]:
-    """Parts that hold vectors of a data set's queries and positives, from the folder that leaves
-    the fewest texts to embed.
+    """Embed a data set's queries and positives in the form of the step that has the fewest left to
+    embed; return its parts.
     """
     costs = [
         sum(item.part.rows for item in vectors.missing(folder.parts)) for folder in chains[name]
@@ -268,8 +275,8 @@ def _embedded(
 
 
 def _elsewhere(context: PipelineContext, vectors: Vectors, chains: Chains) -> list[VectorFile]:
-    """Further files with vectors of documents that can be negatives, from mining or from other
-    stages over the same parts.
+    """List other files with vectors of possible negatives, made by mining or for other stages over
+    the same parts.
     """
     folders = [folder for folders in chains.values() for folder in folders]
     corpora = [
@@ -290,7 +297,7 @@ def _elsewhere(context: PipelineContext, vectors: Vectors, chains: Chains) -> li
 
 
 def further_name(part: str, role: Role, hashes: np.ndarray) -> str:
-    """Name of the file with vectors of texts missing from a part's own files."""
+    """Name of the file with vectors of texts that the part's own files lack."""
     return f"{part}.{_FURTHER}-{role}-{xxhash.xxh3_64_hexdigest(hashes.tobytes())}"
 
 
@@ -303,7 +310,7 @@ def _positives(vectors: Vectors, part: Part) -> VectorFile:
 
 
 def _texts(record: Record, role: Role, num_negatives: int) -> list[str]:
-    """Texts of a record that a step reads in a role."""
+    """Texts of a record that a training step reads as query or as documents."""
     if role == "query":
         return [record.query]
     return [*record.positives, *(one.text for one in record.negatives[:num_negatives])]
@@ -316,5 +323,5 @@ def _index(files: Sequence[VectorFile]) -> TextIndex:
 
 @lru_cache(maxsize=3)
 def _loaded(folder: str, name: str) -> TextIndex:
-    """Index of the existing vectors, loaded once for each process."""
+    """Load an index of existing vectors, once for each process."""
     return TextIndex.load(folder, name)

@@ -1,4 +1,6 @@
-"""The teacher: an embedding model that stays loaded in its process."""
+"""Load teachers: embedding models that stay loaded in their process and encode texts for data
+preparation.
+"""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +36,7 @@ Encoder = Callable[[Sequence[str], Role], np.ndarray]
 
 
 class _Typed(Protocol):
-    """Protocol of model settings that have a number type."""
+    """Protocol of model settings with a number type `dtype`."""
 
     @property
     def dtype(self) -> DtypeSetting: ...
@@ -58,7 +60,7 @@ def load_teacher(
     *,
     began: Mapping[str, str] | None = None,
 ) -> Encoder:
-    """Load the teacher's encoder on `device`, once for each process.
+    """Load the teacher's encoder on `device`; a process loads it only once.
 
     Args:
         weights: their fingerprint. A process that lives on loads anew what lies under the same name
@@ -80,15 +82,15 @@ def release_teacher() -> None:
 
 
 def embedding_settings(config: Teacher, weights: str) -> str:
-    """Hash of all inputs that determine a text's vector, in hexadecimal digits; `weights` is the
-    fingerprint of the weights.
+    """Hash all inputs that determine a text's vector: the settings and the fingerprint
+    `weights`.
     """
     prefixes = config.query_prefix, config.document_prefix
     return fingerprint([VECTORS, weights, config.dtype, config.max_length, *prefixes])
 
 
 def weights_of(reference: str) -> str:
-    """Weights fingerprint of the model that an asset reference names."""
+    """Return the fingerprint of the weights of the model that a reference names."""
     return weights_fingerprint(resolve_model(reference))
 
 
@@ -104,7 +106,8 @@ class TeacherLoader:
     `execute_here` embeds on it."""
 
     def settled(self, config: TeacherSettings) -> TeacherSettings:
-        """Settings with a fixed number type, so that all machines embed in the same type.
+        """Copy settings with `auto` replaced by a fixed number type, so that all machines embed in
+        the same type.
 
         Says once in a process what `auto` became, and warns of a bfloat16 that is emulated.
         """
@@ -123,7 +126,7 @@ def _load(
     device: str,
     dtype: Dtype,
 ) -> Encoder:
-    """Load the encoder.
+    """Load the encoder with linear layers in the given number type.
 
     Linear layers work in `dtype`. In bfloat16 everything between them (embeddings, norms, the
     residual stream) keeps the type of the saved weights: as fast as full bfloat16, with half the
@@ -185,7 +188,9 @@ def _load(
 
 
 def narrow_linear_layers(model: torch.nn.Module) -> None:
-    """Cast linear layers to bfloat16, and other float16 weights to float32, in place."""
+    """Cast the weights of linear layers to bfloat16, and other float16 weights to float32, in
+    place.
+    """
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
             module.to(torch.bfloat16)
