@@ -452,13 +452,13 @@ def test_negatives_and_scores_of_tuples_have_their_columns():
     [
         ([], "there are no rows"),
         (pd.DataFrame({"query": []}), "there are no rows"),
-        (7, "rows are a path, a DataFrame"),
-        (["ab"], "row 0 is 'ab'; rows are tuples"),
+        (7, "rows must be a path, a DataFrame"),
+        (["ab"], "row 0 is 'ab'; rows must be tuples"),
         ([("a", "b"), "cd"], "row 1 is 'cd'"),
-        ([("a", "b"), ("c",)], r"row 1 is \('c',\), but the first row asks for as long"),
+        ([("a", "b"), ("c",)], r"row 1 is \('c',\), but it must be a tuple of 2 items"),
         ([("a", "b", 1), ("c", "d", "e")], r"asks for \(text, text, score\)"),
         ([("a", "b"), ("c", 5j)], "row 1: positive is 5j, not a text"),
-        ([("a", "b", 1j)], "negatives are texts"),
+        ([("a", "b", 1j)], "negatives must be texts"),
         ([("a",), ("b",)], r"row 0 is \('a',\); a row is \(query, positive\)"),
         ([("a", "b"), ("c", "\ud83d")], "row 1: 'positive' is .*half of a surrogate pair"),
         ([{"query": "a"}, {"query": 3}], "row 1: 'query' is 3, which does not go with the rows"),
@@ -476,7 +476,7 @@ def test_negatives_and_scores_of_tuples_have_their_columns():
         (pd.DataFrame([["a", "b"]], columns=["q", "q"]), "two columns are named 'q'"),
         ([{"negatives": None}, {"negatives": "['a', 'b']"}], "row 1: the negatives .*json.loads"),
         (pd.DataFrame({"negatives": ['["a"]']}), "row 0: the negatives .*json.loads"),
-        ({"query": ["a"]}, "rows are a path, a DataFrame"),
+        ({"query": ["a"]}, "rows must be a path, a DataFrame"),
     ],
 )
 def test_rows_that_are_not_alike_are_refused(rows, told):

@@ -101,5 +101,5 @@ def test_texts_of_benchmarks_that_change_are_told(name, tmp_path):
     (source,) = find_sources([name], str(tmp_path))
     assert list(read_texts(source)) == ["one"]
     write("two")
-    with pytest.raises(DataError, match=r"it changed since the job listed it"):
+    with pytest.raises(DataError, match=r"the file changed since the job listed it"):
         list(read_texts(source))

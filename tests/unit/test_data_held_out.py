@@ -277,7 +277,7 @@ def test_rows_are_held_out_by_a_list_of_ids(
     grown = prepare(tmp_path, {"pairs": pairs("pairs.jsonl", by_file)}, root=root)["pairs"]
     assert len(retrieval_set(grown)[1]) == 20
     (tmp_path / "dev.txt").write_text("\n")
-    with pytest.raises(DataError, match=r"dev.txt' is empty; it must have one id a line"):
+    with pytest.raises(DataError, match=r"dev.txt' is empty; it must have one id on each line"):
         prepare(tmp_path, {"pairs": pairs("pairs.jsonl", by_file)}, root=root)
     with pytest.raises(ConfigError, match=r"held_out.column = 'idd': .* did you mean 'id'"):
         prepare(tmp_path, {"pairs": pairs("pairs.jsonl", {**listed, "column": "idd"})}, root=root)
@@ -462,7 +462,9 @@ def test_a_part_of_another_form_is_not_handed_on(
         patch.setattr(part, "CODE_VERSION", 0)
         first = prepare(tmp_path / "first", {"pairs": pairs(path)})["pairs"]
     later = {"source": {"kind": "records", "path": first.folder}}
-    with pytest.raises(ArtifactError, match=r"has version 0 of the form .* prepare these records"):
+    with pytest.raises(
+        ArtifactError, match=r"compares texts by version 0 .* prepare these records"
+    ):
         prepare(tmp_path / "second", {"later": later})
 
 

@@ -426,7 +426,9 @@ def test_a_cross_encoder_with_several_outputs_is_refused(tmp_path) -> None:
 def test_a_model_that_is_no_cross_encoder_is_refused(tmp_path) -> None:
     """transformers would give either a classifier with random weights."""
     encoder = save_encoder(tmp_path / "encoder")
-    with pytest.raises(AssetError, match=r"ForSequenceClassification; this one is BertModel"):
+    with pytest.raises(
+        AssetError, match=r"ForSequenceClassification; this model has the architecture BertModel"
+    ):
         check_cross_encoder(encoder, "encoder")
     headless = save_cross_encoder(tmp_path / "headless")
     weights = load_file(headless / "model.safetensors")
@@ -534,7 +536,7 @@ def test_the_log_tells_what_was_found_and_warns_where_it_is_next_to_nothing(
     rows = by_hand.made_up_rows(12, 4)
     _, manifest = mine(tmp_path / "some", rows, configured(rule={"kind": "top_k"}))
     assert manifest["mined"] > 0
-    told = f"mine d: {manifest['mined']} negatives; {manifest['short']} of 12 rows short, "
+    told = f"mine d: {manifest['mined']} hard negatives; {manifest['short']} of 12 rows have fewer "
     assert [m for m in caplog.messages if m.startswith(told)]
     assert not [r for r in caplog.records if r.levelname == "WARNING"]
 
@@ -547,7 +549,10 @@ def test_the_log_tells_what_was_found_and_warns_where_it_is_next_to_nothing(
     assert manifest["mined"] == 0
     share = round(100 * manifest["refused"]["by the rule"] / manifest["candidates"])
     assert share > 50
-    told = f"mine d: 0 negatives; 12 of 12 rows short, 12 with none; the rule refused {share} %"
+    told = (
+        "mine d: 0 hard negatives; 12 of 12 rows have fewer than requested, 12 have none; "
+        f"the mining rule refused {share} %"
+    )
     assert [m for m in caplog.messages if m.startswith(told)]
     (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert "more than half of the rows have no negative (refused: " in warning

@@ -449,7 +449,7 @@ def test_a_data_set_without_steps_is_told(tmp_path: Path, parts, caplog) -> None
     settings = config(weights={"a": 100, "b": 1}, policy="homogeneous")
     made = write(tmp_path / "plan", parts, settings)
     assert made.manifest["datasets"]["b"]["drawn"] == 0
-    assert "12 steps draw nothing of b" in caplog.text
+    assert "12 steps draw no row of data set b" in caplog.text
 
 
 def test_few_rows_without_negatives_are_rejected_and_counted(tmp_path: Path) -> None:
@@ -465,7 +465,7 @@ def test_few_rows_without_negatives_are_rejected_and_counted(tmp_path: Path) -> 
 def test_workers_must_divide_the_batch_and_steps_exist(plan: BatchPlan) -> None:
     with pytest.raises(DataError, match="5 workers cannot share batches of 12"):
         plan.read(0, 0, 5)
-    with pytest.raises(DataError, match="steps 0 to 11 and was asked for step 12"):
+    with pytest.raises(DataError, match="steps 0 to 11, but step 12 was requested"):
         plan.read(12)
     with pytest.raises(DataError, match="worker 2 of 2"):
         plan.read(0, 2, 2)

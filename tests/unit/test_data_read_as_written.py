@@ -561,7 +561,7 @@ def test_lists_of_json_are_read_also_with_space_around_them(tmp_path):
 )
 def test_an_array_in_jsonl_is_told_as_in_json(content, tmp_path):
     (tmp_path / "a.jsonl").write_text(content)
-    with pytest.raises(DataError, match=r"one JSON array; wanted is JSONL"):
+    with pytest.raises(DataError, match=r"one JSON array; expected is JSONL"):
         made_records(tmp_path / "out", {"kind": "pairs", "path": str(tmp_path / "a.jsonl")})
     (tmp_path / "b.jsonl").write_text('[["q"], ["p"]]\n[["r"], ["s"]]\n')
     (piece,) = list_pieces(str(tmp_path / "b.jsonl"))

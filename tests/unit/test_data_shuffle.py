@@ -77,7 +77,7 @@ def test_many_rows_are_several_files_and_the_same_rows(
 def test_a_broken_file_and_the_number_of_buckets(tmp_path: Path) -> None:
     (tmp_path / "x.arrow").write_bytes(b"short")
     for name in ("x.arrow", "gone.arrow"):
-        with pytest.raises(ArtifactError, match=r"cannot read the scattered rows.*Remove"):
+        with pytest.raises(ArtifactError, match=r"cannot read the file of shuffled rows.*Remove"):
             arrived(tmp_path, [name], 1).read(0)
     assert [number_of_buckets(size, 10) for size in (0, 1, 10, 11, 10**9)] == [1, 1, 1, 2, 10**8]
 

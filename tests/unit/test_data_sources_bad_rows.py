@@ -191,7 +191,7 @@ def test_the_share_of_bad_rows_is_no_reason_to_convert_again(tmp_path: Path, mon
         pipeline_context = PipelineContext(str(tmp_path / "out"), 0, execute)
         return make_records(pipeline_context, check_source(config, ""), HeldOut())
 
-    with pytest.raises(DataError, match=r"1 of 3 rows .*more than the share 0\.1"):
+    with pytest.raises(DataError, match=r"1 of 3 rows .*more than the allowed share 0\.1"):
         made(0.1)
     assert done
     done.clear()

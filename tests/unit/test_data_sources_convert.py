@@ -59,7 +59,7 @@ def test_patterns_folders_and_names_of_origins(tmp_path: Path) -> None:
     ]
     assert names(whole)[0] == "deep/er/train-9.jsonl"
     assert names(f"{whole}/test-0.jsonl") == ["test-0.jsonl"]
-    with pytest.raises(DataError, match=r"no file matches; there is .*test-0.jsonl"):
+    with pytest.raises(DataError, match=r"no file matches; the folder has .*test-0.jsonl"):
         list_pieces(f"{whole}/dev-*.jsonl")
     with pytest.raises(DataError, match=r"no such file, and the folder .*nowhere' is not there"):
         list_pieces(f"{tmp_path}/nowhere/*.jsonl")
@@ -493,7 +493,7 @@ def test_a_file_that_is_one_array_is_told_to_be_none_of_rows(indent, name, tmp_p
     rows = [{"query": "q", "positive": "p"}, {"query": "r", "positive": "s"}]
     (tmp_path / name).write_bytes(pack(json.dumps(rows, indent=indent).encode()))
     (piece,) = list_pieces(str(tmp_path / name))
-    with pytest.raises(DataError, match=r"one JSON array; wanted is JSONL, a row a line"):
+    with pytest.raises(DataError, match=r"one JSON array; expected is JSONL, one row on each line"):
         next(read_rows(piece))
     for lines in ('["q", "p"]\n["r", "s"]\n', '{"query": "q"}\n'):
         (tmp_path / name).write_bytes(pack(lines.encode()))

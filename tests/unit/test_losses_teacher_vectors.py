@@ -166,7 +166,9 @@ def test_teachers_of_the_models_width_need_no_projection():
     assert loss.initial_parameters(Widths(8, (8, 8))) == {}
     always = VectorDistillation(projection=True).initial_parameters(Widths(8, (8,)))
     assert torch.equal(always["projection"], torch.eye(8))
-    with pytest.raises(ConfigError, match=r"vectors are 8 wide and those .* teachers 8, 5; leave"):
+    with pytest.raises(
+        ConfigError, match=r"vectors have 8 dimensions and those .* teachers 8, 5; set"
+    ):
         VectorDistillation(projection=False).initial_parameters(Widths(8, (8, 5)))
     same = (TEACHERS[1],)
     config = stage(loss.model_dump(mode="json"), teachers=["eight"])

@@ -171,7 +171,9 @@ def _histogram(drawn: Mapping[str, np.ndarray]) -> str:
 
 
 def word_counts(records: Sequence[Record]) -> list[tuple[str, str, str, str]]:
-    """Median, 95th percentile and maximum number of words in the texts of each role."""
+    """Median, 95th percentile and maximum number of words in the queries, positives and
+    negatives.
+    """
     words = {
         "query": [len(r.query.split()) for r in records],
         "positive": [len(r.positives[0].split()) for r in records],

@@ -61,8 +61,8 @@ def table_of_rows(rows: Rows) -> pa.Table:
         table = _of_python(list(rows))
     else:
         raise DataError(
-            f"rows are a path, a DataFrame, a datasets.Dataset, or a list of tuples or dicts, not "
-            f"{type(rows).__name__}"
+            "rows must be a path, a DataFrame, a datasets.Dataset, or a list of tuples or dicts, "
+            f"not {type(rows).__name__}"
         )
     if not table.num_rows:
         raise DataError("there are no rows: the list or table is empty")
@@ -93,8 +93,8 @@ def _of_python(rows: Sequence[Any]) -> pa.Table:
         kinds = Mapping if isinstance(rows[0], Mapping) else (tuple, list)
         if not isinstance(row, kinds) or isinstance(row, str):
             raise DataError(
-                f"row {number} is {_shown(row)}; rows are tuples such as (query, positive), or all "
-                "of them dicts"
+                f"row {number} is {_shown(row)}; rows must be tuples such as (query, positive), "
+                "or all of them dicts"
             )
     if not rows or isinstance(rows[0], Mapping):
         return _of_dicts(rows)
@@ -106,12 +106,14 @@ def _of_python(rows: Sequence[Any]) -> pa.Table:
         scored = len(row) == 3 and isinstance(row[2], Real)
         if width < 2:
             raise DataError(
-                f"row {number} is {_shown(row)}; a row is (query, positive), (query, positive, "
-                "negatives) or (text, text, score)"
+                f"row {number} is {_shown(row)}; a row must be (query, positive), (query, "
+                "positive, negatives) or (text, text, score)"
             )
         if (graded and not scored) or (not graded and scored) or len(row) != width:
-            wanted = "(text, text, score)" if graded else f"as long as the first one, {width}"
-            raise DataError(f"row {number} is {_shown(row)}, but the first row asks for {wanted}")
+            wanted = "(text, text, score)" if graded else f"a tuple of {width} items"
+            raise DataError(
+                f"row {number} is {_shown(row)}, but it must be {wanted}, like the first row"
+            )
         if graded:
             values.append(dict(zip(names, (row[0], row[1], float(row[2])), strict=True)))
             continue
@@ -131,7 +133,9 @@ def _of_dicts(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     names = list(dict.fromkeys(name for row in rows for name in row))
     other = next((name for name in names if not isinstance(name, str)), None)
     if other is not None:
-        raise DataError(f"the column {other!r} has a name that is no text")
+        raise DataError(
+            f"the column {other!r} has a name that is no text; give it a text as its name"
+        )
     columns = {}
     for name in names:
         cells = [row.get(name) for row in rows]
@@ -201,7 +205,7 @@ def _check_is_no_list(item: Any, number: int) -> None:
     if isinstance(item, str) and looks_like_list(item):
         raise DataError(
             f"row {number}: the negatives are {_shown(item)}, a list that was written as a text; "
-            "read it first, by json.loads or ast.literal_eval"
+            "convert it to a list first, by json.loads or ast.literal_eval"
         )
 
 
@@ -213,7 +217,9 @@ def _texts(item: Any, number: int) -> list[str]:
     _check_is_no_list(item, number)
     texts = [item] if isinstance(item, str) else item
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-        raise DataError(f"row {number}: negatives are texts or a list of texts, not {_shown(item)}")
+        raise DataError(
+            f"row {number}: negatives must be texts or a list of texts, not {_shown(item)}"
+        )
     return list(texts)
 
 

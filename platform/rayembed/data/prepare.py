@@ -198,7 +198,7 @@ def _check_grades(run: Run, prepared: Mapping[str, DatasetArtifact]) -> None:
             ):
                 raise DataError(
                     f"stage {stage.name!r}: records of the data set {dataset.name!r} are graded "
-                    f"pairs, dissimilar ones among them, and the loss {stage.loss.kind!r} would "
+                    f"pairs, some of them dissimilar, but the loss {stage.loss.kind!r} would "
                     "treat all as positives; take a loss over graded pairs (cosent), or prepare "
-                    "them by a source of the kind sts, which keeps similar pairs alone"
+                    "them by a source of the kind sts, which keeps only similar pairs"
                 )

@@ -1,4 +1,4 @@
-"""Word splitting for all scripts, shared by everything that compares texts by words."""
+"""Split texts of all scripts into words, for everything that compares texts by words."""
 
 import re
 import unicodedata

@@ -249,7 +249,7 @@ def _in_several(ordered: Tensor, begins: Tensor) -> Tensor:
 
 
 def _first_of_run(mask: Tensor, begins: Tensor) -> Tensor:
-    """(b, M) bool mask of the first True of each run of columns.
+    """(b, M) bool mask that keeps only the first True in each run of columns.
 
     Args:
         begins: (M) or (b, M) bool, the first column of each run.

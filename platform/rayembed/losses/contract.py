@@ -127,7 +127,7 @@ class Contrastive(LossConfig):
             queries_BD: unit length.
             parameters: current values of `initial_parameters`.
         """
-        raise TypeError(f"{type(self).__name__} computes nothing")
+        raise TypeError(f"{type(self).__name__} does not define `of_rows`, which computes the loss")
 
 
 class Pairwise(LossConfig):
@@ -155,7 +155,9 @@ class Pairwise(LossConfig):
             similarity_G: graded similarity of each pair.
             parameters: current values of `initial_parameters`.
         """
-        raise TypeError(f"{type(self).__name__} computes nothing")
+        raise TypeError(
+            f"{type(self).__name__} does not define `of_pairs`, which computes the loss"
+        )
 
 
 def similarities(

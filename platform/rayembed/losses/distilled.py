@@ -112,4 +112,6 @@ class Distilled(BesideInfoNCE):
             scores_BM: the teacher's; 0 where it has none.
             known_BM: which documents the teacher scored, none of a row or the positive and more.
         """
-        raise TypeError(f"{type(self).__name__} computes nothing")
+        raise TypeError(
+            f"{type(self).__name__} does not define `of_scores`, which computes the loss"
+        )

@@ -58,9 +58,10 @@ class VectorDistillation(BesideInfoNCE):
         differ = any(width != widths.student for width in widths.teachers)
         if self.projection is False and differ:
             raise ConfigError(
-                f"loss.projection is false, and the model's vectors are {widths.student} wide and "
-                f"those of the stage's teachers {', '.join(map(str, widths.teachers))}; leave it "
-                "at null, or take a teacher of the model's width"
+                f"loss.projection is false, but the model's vectors have {widths.student} "
+                "dimensions and those of the stage's teachers "
+                f"{', '.join(map(str, widths.teachers))}; set loss.projection=null, or take a "
+                "teacher with as many dimensions as the model"
             )
         if not (differ if self.projection is None else self.projection):
             return {}

@@ -10,7 +10,7 @@ from rayembed.optim.adamw import STATES, Decay
 
 class Muon(OptimizerConfig):
     """Muon (Keller Jordan, kellerjordan.github.io/posts/muon) with updates of AdamW's size
-    (Moonlight, arXiv 2502.16982): learning rates and weight decay of AdamW can be taken over.
+    (Moonlight, arXiv 2502.16982), so that learning rates and weight decay of AdamW can be reused.
 
     It updates the weights of linear layers in the backbone. Embeddings, vectors, layers outside the
     backbone, experts that stand in one tensor and parameters of a loss are AdamW's, at the same

@@ -103,7 +103,7 @@ class MuonAdamW(torch.optim.AdamW):
         return found
 
     def _of_matrix(self, matrix: Tensor) -> Tensor:
-        """Orthogonalised at the root mean square of AdamW's updates (arXiv 2502.16982, eq. 4)."""
+        """Orthogonalise a matrix at the size of AdamW's updates (arXiv 2502.16982, eq. 4)."""
         direction = orthogonal(matrix.to(self._dtype), self._iterations)
         return direction.to(matrix.dtype) * (0.2 * math.sqrt(max(matrix.shape)))
 

@@ -1,4 +1,4 @@
-"""Import of FAISS, which the user installs from one of two packages."""
+"""Import FAISS, which the user installs from one of two packages."""
 
 from typing import Any
 

@@ -44,7 +44,7 @@ class _Indexed(MiningSearch):
 
     @property
     def approximate(self) -> bool:
-        """Always true: the search uses an index."""
+        """Always true, since an index finds only most of the best documents."""
         return True
 
     def check(self) -> None:

@@ -203,16 +203,17 @@ def _texts_of_file(source: TextSource) -> list[str]:
         else:
             texts = [text for text in _texts_of_rows(path) if isinstance(text, str)]
         if xxhash.xxh3_64_hexdigest(read_bytes(path)) != source.version:
-            raise ValueError("it changed since the job listed it; start the job again")
+            raise ValueError("the file changed since the job listed it; start the job again")
         if not any(map(has_content, texts)):
-            raise ValueError("there is no text in it, so it would exclude nothing")
+            raise ValueError("the file has no text, so it would exclude nothing from training")
         return texts
     except StorageError:
         raise
     except (ValueError, ArtifactError, DataError) as error:
         raise DataError(
-            f"cleaning.overlap.tasks: cannot read texts from {path!r}: {error}; expected UTF-8 "
-            f"with a text a line (.txt), or a column {_COLUMN!r} (.jsonl, .parquet)"
+            f"cleaning.overlap.tasks: cannot read texts from {path!r}: {error}; expected a UTF-8 "
+            f"file with one text on each line (.txt), or with a column {_COLUMN!r} (.jsonl, "
+            ".parquet)"
         ) from error
 
 
@@ -222,7 +223,7 @@ def _texts_of_rows(path: str) -> Iterator[Any]:
             if isinstance(row, BadRow):
                 raise ValueError(f"{row.origin}: {row.reason}")
             if _COLUMN not in row.values:
-                raise ValueError(f"{row.origin}: no column {_COLUMN!r}")
+                raise ValueError(f"{row.origin}: the row has no column {_COLUMN!r}")
             yield row.values[_COLUMN]
 
 

@@ -117,9 +117,18 @@ def find_overlap(
         negatives.append(found + np.array([item.first, 0]))
     positions, removed = np.concatenate(gone), np.concatenate(negatives)
     contained = sum(int(result.get("contained", 0)) for result in results)
-    log.info("overlap %s: %d of %d rows are removed", name, len(positions), int(keep.sum()))
+    log.info(
+        "benchmark texts in data set %s: %d of %d rows are removed",
+        name,
+        len(positions),
+        int(keep.sum()),
+    )
     if config.negatives:
-        log.info("overlap %s: %d negatives are removed from kept rows", name, len(removed))
+        log.info(
+            "benchmark texts in data set %s: %d hard negatives are removed from the rows that stay",
+            name,
+            len(removed),
+        )
     examples = some(result.get("examples", []) for result in results)
     return FoundOverlap(RemovedRows(positions, examples), contained, removed)
 
@@ -156,7 +165,8 @@ def find_in_documents(
     counts = {reason: len(hashes) for reason, hashes in by_reason.items() if len(hashes)}
     hashes = np.sort(np.concatenate(list(by_reason.values())))
     log.info(
-        "documents %s: %d texts (of %d documents) are benchmark texts and excluded from mining",
+        "mining corpus of data set %s: %d texts (of %d documents) are or contain benchmark texts "
+        "and are excluded from mining",
         *(name, len(hashes), sum(part.rows for part in parts)),
     )
     return FoundDocuments(hashes, counts, some(result["examples"] for result in results))
@@ -182,7 +192,12 @@ def drop_overlap(working: str, name: str, config: Overlap, root: str, path: str)
     found = index.best([[text] for text in table["text"].to_pylist()])
     left = table.filter(pa.array([match is None for match in found], pa.bool_()))
     gone = len(table) - len(left)
-    log.info("overlap %s: %d of %d class examples are removed", name, gone, len(table))
+    log.info(
+        "benchmark texts in data set %s: %d of %d example texts of classes are removed",
+        name,
+        gone,
+        len(table),
+    )
     content = parquet_bytes(left)
     new = join(working, f"left-{xxhash.xxh3_128_hexdigest(content)}.parquet")
     write_atomic(new, content)

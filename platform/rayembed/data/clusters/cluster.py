@@ -148,8 +148,8 @@ def _cluster(
 def _tell_cost(name: str, cost: ClusterCost, config: ClusterConfig) -> None:
     """Log the estimated cost of clustering, with warnings where it is high."""
     log.info(
-        "clusters %s: %s clusters in %d level%s, k-means over %s pairs; inner products: %.1e for "
-        "k-means, %.1e to assign pairs, %.1e to order clusters",
+        "clusters of data set %s: %s clusters, formed in %d step%s, k-means over %s pairs; "
+        "estimated inner products: %.1e for k-means, %.1e to assign pairs, %.1e to order clusters",
         *(name, f"{cost.clusters:,}", cost.levels, "s" * (cost.levels > 1), f"{cost.sample:,}"),
         *(cost.kmeans_products, cost.assignment_products, cost.tour_products),
     )
@@ -163,9 +163,9 @@ def _warn_of_lone_rows(name: str, alone: int, rows: int) -> None:
     """
     if alone > rows / 2:
         log.warning(
-            "clusters %s: the false-negative filter masks all other documents of the batch for %d "
-            "of %d rows, which learn nothing. Take another data.datasets.%s.clusters.teacher, a "
-            "higher false_negative_margin, or larger clusters",
+            "clusters of data set %s: the false-negative filter masks all other documents of the "
+            "batch for %d of %d rows, so that these rows give no training signal. Choose another "
+            "data.datasets.%s.clusters.teacher, a higher false_negative_margin, or larger clusters",
             *(name, alone, rows, name),
         )
 

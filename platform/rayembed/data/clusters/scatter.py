@@ -139,7 +139,7 @@ class ClusterCost:
 
     @classmethod
     def of(cls, rows: int, config: ClusterConfig) -> "ClusterCost":
-        """Estimate the cost for a number of rows."""
+        """Estimate the cost of clustering this number of rows."""
         clusters = -(-rows // (config.pairs_per_cluster or config.batch_pairs))
         sample = max(min(clusters * config.sample_per_cluster, config.max_sample), clusters)
         sample = min(sample, rows)

@@ -117,7 +117,7 @@ class ArtifactWriter:
 
     @property
     def folder(self) -> str:
-        """Folder of the manifest and of the tasks' `units`."""
+        """Folder that gets the manifest, and the tasks' results in `units`."""
         named = f"{self.dataset}-{fingerprint(dict(self.inputs))}"
         return join(self.storage, "data", self.kind, named)
 
@@ -262,7 +262,7 @@ def open_artifact(folder: str, advice: str | None = None) -> DatasetArtifact:
     manifest = read_json(path, advice)
     if not manifest.keys() >= _NEEDED:
         raise ArtifactError(
-            f"the file {path!r} is no manifest of records: it must have "
+            f"the file {path!r} is not the manifest of a folder of records, which must have "
             f"{', '.join(sorted(_NEEDED))}. {advice}"
         )
     return DatasetArtifact(folder, manifest)

@@ -81,8 +81,8 @@ def node_precision(device: str, wanted: Mapping[str, float]) -> Precision:
         ray.cancel(found)
         precision = auto_precision(device)
         logger.warning(
-            "no node had %s free for %d s to report its fast number type; the type of this machine "
-            "is used: %s",
+            "no node had the resources %s free within %d s to report its fastest number type; "
+            "using that of this machine: %s",
             *(dict(wanted), _ANSWER_SECONDS, precision),
         )
     return precision
@@ -174,7 +174,11 @@ def gpus_for(
     if not wanted or _gpus():
         return max(wanted, _gpus()) if seconds else _gpus()
     if seconds:
-        logger.info("waiting up to %g s for GPUs, of which teachers may use %d", seconds, wanted)
+        logger.info(
+            "waiting up to %g s for GPUs to join the cluster; teachers may use up to %d",
+            seconds,
+            wanted,
+        )
     deadline = clock() + seconds
     # Without a request no node with GPUs would come: nothing that runs has asked for one yet.
     ray_sdk.request_resources(bundles=[{"GPU": 1.0}] * wanted)

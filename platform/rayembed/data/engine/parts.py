@@ -102,7 +102,7 @@ class Part:
 
 @dataclass(frozen=True)
 class PartItem:
-    """Work item: one part."""
+    """Work item: one part, which is a Parquet file of records."""
 
     part: Part
 

@@ -197,7 +197,7 @@ def _read_segment(path: str, bucket: int) -> pa.Table | None:
     try:
         segment = read_with_retries(lambda: _segment_bytes(path, bucket))
     except (OSError, ValueError, pa.ArrowException) as error:
-        told = f"cannot read the scattered rows {path!r}: {why(error)}"
+        told = f"cannot read the file of shuffled rows {path!r}: {why(error)}"
         if (kind := unreadable(error)) is StorageError:  # the rows may be well
             raise kind(told) from error
         raise kind(f"{told}. {remedy(path)}") from error
@@ -218,7 +218,7 @@ def _segment_bytes(path: str, bucket: int) -> bytes:
 
 def _check_order(*places: int) -> None:
     if list(places) != sorted(places):
-        raise ValueError(f"its table of places is broken: {places}")
+        raise ValueError(f"its table of segment offsets is broken: {places}")
 
 
 def _rows_of(segment: bytes, path: str) -> pa.Table | None:
@@ -227,7 +227,7 @@ def _rows_of(segment: bytes, path: str) -> pa.Table | None:
         return read_stream(segment[SEAL_BYTES:]) if len(segment) > SEAL_BYTES else None
     except (OSError, ValueError, pa.ArrowException) as error:
         raise ArtifactError(
-            f"the scattered rows {path!r} are broken: {error}. {remedy(path)}"
+            f"the file of shuffled rows {path!r} is broken: {error}. {remedy(path)}"
         ) from error
 
 

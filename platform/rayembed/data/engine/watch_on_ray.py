@@ -220,7 +220,11 @@ def _late(answer: Any, number: int) -> list[int]:
         found: list[int] = ray.get(answer)
     except ray.exceptions.RayError as error:
         # Work goes on without a watch.
-        log.warning("slow units are not watched, since the watch does not respond: %s", error)
+        log.warning(
+            "slow units of work are not reported, since the actor that watches them does not "
+            "respond: %s",
+            error,
+        )
         return [0] * number
     return found
 
@@ -263,7 +267,7 @@ def _look(guard: Guard, stop: threading.Event, listener: Listener | None) -> Non
             running: list[Running] = ray.get(guard.watch.running.remote(guard.execution))
         except (ray.exceptions.RayError, RuntimeError) as error:
             # Whoever waits for results hears what the cluster has.
-            log.debug("units are not watched: %s", error)
+            log.debug("cannot ask which units of work are slow: %s", error)
             continue
         if listener is not None:
             listener(sum(unit.share for unit in running))
@@ -272,7 +276,11 @@ def _look(guard: Guard, stop: threading.Event, listener: Listener | None) -> Non
                 try:
                     _end(guard, unit)
                 except (ray.exceptions.RayError, RuntimeError) as error:
-                    log.warning("the process of unit %s cannot be ended: %s", unit.name, error)
+                    log.warning(
+                        "cannot kill the process of the unit %s, which exceeds the time limit: %s",
+                        unit.name,
+                        error,
+                    )
         told += pause
         if running and running[0].seconds >= _TELLING_SECONDS and told >= _TELLING_SECONDS:
             told = 0.0
@@ -305,8 +313,8 @@ def _end(guard: Guard, unit: Running) -> None:
     ray.get(guard.watch.count_late.remote(guard.execution, unit, ended=ended))
     if ended:
         log.warning(
-            "the unit %s took longer than placement.unit_seconds=%g; its process %d on node %s is "
-            "killed, and another process repeats the unit",
+            "the unit %s took longer than placement.unit_seconds=%g, so its process %d on node %s "
+            "is killed, and another process repeats the unit",
             *(unit.name, guard.limit_seconds, process, node[:8]),
         )
 

@@ -97,7 +97,12 @@ def run_resumable(
                 made[item.key] = few.of(found)
     missing = [item for item in items if item.key not in made]
     if made:
-        log.info("%s: %d of %d units are there", what, len(items) - len(missing), len(items))
+        log.info(
+            "%s: reusing the results of %d of %d units from an earlier try",
+            what,
+            len(items) - len(missing),
+            len(items),
+        )
     results = run_tasks(what, _SavingTask(task, folder, what), missing, execute, needs)
     made |= {item.key: result for item, result in zip(missing, results, strict=True)}
     return [made[item.key] for item in items]
@@ -134,7 +139,9 @@ class _FewExamples:
         self._kept: Counter[str] = Counter()
 
     def of(self, result: Result) -> Result:
-        """Copy the result without its surplus examples."""
+        """Copy the result without examples beyond the number that a manifest shows for each
+        reason.
+        """
         if "examples" not in result:
             return result
         kept = []

@@ -109,11 +109,12 @@ def listed_values(held_out: HeldOut, root: str) -> list[str]:
         raise
     except (ArtifactError, UnicodeError) as error:
         raise DataError(
-            f"held_out.file {place!r} cannot be read: {error}; name a UTF-8 file with one id a line"
+            f"held_out.file {place!r} cannot be read: {error}; name a UTF-8 file with one id on "
+            "each line"
         ) from error
     if values := [line.strip() for line in lines if line.strip()]:
         return values
-    raise DataError(f"held_out.file {place!r} is empty; it must have one id a line")
+    raise DataError(f"held_out.file {place!r} is empty; it must have one id on each line")
 
 
 def _check_enough(dataset: DatasetConfig, chosen: HeldOutRows, total: int | None) -> None:
@@ -132,8 +133,8 @@ def _check_enough(dataset: DatasetConfig, chosen: HeldOutRows, total: int | None
     if total is None:
         raise DataError(
             f"data set {dataset.name!r}: its held-out rows have {count} distinct documents, and "
-            f"retrieval among fewer than {MIN_DOCUMENTS} says nothing; hold out more groups or "
-            f"ids ({setting}), or {off}"
+            f"retrieval among fewer than {MIN_DOCUMENTS} gives no meaningful score; hold out more "
+            f"groups or ids ({setting}), or {off}"
         )
     advice = "it needs more rows"
     if total >= 2 * MIN_DOCUMENTS:
@@ -143,6 +144,7 @@ def _check_enough(dataset: DatasetConfig, chosen: HeldOutRows, total: int | None
         if dataset.held_out.max_queries < MIN_DOCUMENTS:
             advice = f"raise {setting}.max_queries to at least {MIN_DOCUMENTS}"
     raise DataError(
-        f"data set {dataset.name!r} has {total} distinct documents, of which {count} would be held "
-        f"out, and retrieval among fewer than {MIN_DOCUMENTS} says nothing; {advice}, or {off}"
+        f"data set {dataset.name!r} has {total} distinct documents, of which {count} would be "
+        f"held out, and retrieval among fewer than {MIN_DOCUMENTS} gives no meaningful score; "
+        f"{advice}, or {off}"
     )

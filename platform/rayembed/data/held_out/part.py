@@ -164,7 +164,7 @@ def _made(
             writer.folder, parts, rows.documents, dataset.held_out
         )
     log.info(
-        "held out of %s: %d of %d rows; scored are %s",
+        "data set %s: %d of %d rows are held out; their evaluation set has %s",
         *(dataset.name, sum(part.rows for part in parts), sum(r["rows_in"] for r in results)),
         ", ".join(f"{number} {what}" for what, number in counts.items()),
     )
@@ -185,7 +185,8 @@ def check_set(part: DatasetArtifact) -> None:
             raise ArtifactError(f"the file {path!r} is missing. {remedy(path)}")
         if xxhash.xxh3_128_hexdigest(read_bytes(path)) != digest:
             raise ArtifactError(
-                f"the file {path!r} is not what was written: its digest is another. {remedy(path)}"
+                f"the file {path!r} was changed after it was written: its checksum differs. "
+                f"{remedy(path)}"
             )
 
 
@@ -254,9 +255,9 @@ def _check_is_handed_on(name: str, source: Source, held_out: HeldOut | None) -> 
     if isinstance(held_out, HeldOutGroups | HeldOutIds):
         setting = f"data.datasets.{name}.held_out"
         raise ConfigError(
-            f"{setting}.kind {held_out.kind!r}: the records at {source.place!r} have a "
-            f"held-out part already, so no other one can be chosen; set {setting}.kind=fraction to "
-            f"score that part, or {setting}=null to score nothing of them"
+            f"{setting}.kind {held_out.kind!r}: the records at {source.place!r} have a held-out "
+            f"part already, so no other one can be chosen; set {setting}.kind=fraction to score "
+            f"that part, or {setting}=null to score no part of them"
         )
 
 
@@ -266,10 +267,10 @@ def _checked_version(part: DatasetArtifact, source: Source) -> DatasetArtifact:
     """
     if (code := part.manifest["inputs"].get("code")) != CODE_VERSION:
         raise ArtifactError(
-            f"the held-out part {part.folder!r} of the records at {source.place!r} has version "
-            f"{code} of the form in which texts are compared, and this program version "
-            f"{CODE_VERSION}: prepare these records again, with a new storage_path or their folder "
-            f"{source.place!r} removed"
+            f"the held-out part {part.folder!r} of the records at {source.place!r} compares texts "
+            f"by version {code} of the hashes, but this program uses version {CODE_VERSION}: "
+            "prepare these records again, with a new storage_path or after removing their folder "
+            f"{source.place!r}"
         )
     return part
 

@@ -226,12 +226,12 @@ class CorpusSearch:
         return best
 
     def path_of_results(self, unit: MineUnit, shard: int, vectors: Vectors) -> str:
-        """Path of the search results of a unit in a shard."""
+        """Path of the file with a unit's search results in one shard."""
         name = f"{unit.key}-{shard}-{file_name(vectors.folder)}.npz"
         return join(self.folder, "found", name)
 
     def path_of_index(self, shard: int, vectors: Vectors) -> str:
-        """Path of the index of a shard."""
+        """Path of the file with one shard's index of a teacher's vectors."""
         return join(self.folder, "index", f"{file_name(vectors.folder)}-{shard}.npy")
 
 

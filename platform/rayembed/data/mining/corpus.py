@@ -219,7 +219,7 @@ def open_corpus(files: CorpusFiles) -> CorpusIndex:
         if free < needed:
             raise PlacementError(
                 f"the mining index of {documents:,} documents takes {needed / 2**30:.1f} GiB of "
-                f"memory while it is built, once on each machine, and this one has "
+                "memory while it is built, once on each machine, but this machine has "
                 f"{free / 2**30:.1f} GiB free; mine on machines with more memory, or over fewer "
                 "documents (mining.pool, mining.corpus)"
             )

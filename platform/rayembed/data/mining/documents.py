@@ -50,7 +50,7 @@ class DocumentPiece:
 
     @property
     def key(self) -> str:
-        """Hash of the file and byte range."""
+        """Hash of the file and its byte range, which identifies the work item."""
         return xxhash.xxh3_128_hexdigest(repr(self.piece).encode())
 
 
@@ -183,7 +183,7 @@ def documents_in(path: str, column: str) -> Iterator[str]:
             if isinstance(found, str):
                 if found == "no text":
                     continue  # an empty document stands for nothing
-                raise DataError(f"{row.origin}: {found}; leave the row out")
+                raise DataError(f"{row.origin}: {found}; correct the row or leave it out")
             yield from found
 
     return texts()
@@ -215,6 +215,6 @@ def _accept(corpus: settings.Corpus, results: Sequence[Result]) -> None:
     if bad > DEFAULT_REJECTED_SHARE * rows:
         raise DataError(
             f"the corpus {corpus.path!r}: {bad} of {rows} rows have no document in column "
-            f"{corpus.text!r} ({counts}), more than a share of {DEFAULT_REJECTED_SHARE}; mend the "
-            "files or name another column (mining.corpus.text)"
+            f"{corpus.text!r} ({counts}), more than the allowed share {DEFAULT_REJECTED_SHARE}; "
+            "correct the files or name another column (mining.corpus.text)"
         )

@@ -236,8 +236,8 @@ def _tell(made: DatasetArtifact) -> None:
         )
     rows, none, candidates = told["rows_in"], told["without_negatives"], told["candidates"]
     log.info(
-        "mine %s: %s negatives; %s of %s rows short, %s with none; the rule refused %.0f %% of "
-        "%s candidates",
+        "mine %s: %s hard negatives; %s of %s rows have fewer than requested, %s have none; the "
+        "mining rule refused %.0f %% of %s candidates",
         told["dataset"],
         *(f"{count:,}" for count in (told["mined"], told["short"], rows, none)),
         100 * told["refused"].get("by the rule", 0) / max(candidates, 1),

@@ -86,13 +86,14 @@ def check_cross_encoder(folder: Path, reference: str) -> None:
         names = [str(name) for name in config.architectures or ()]
         if not any(name.endswith("ForSequenceClassification") for name in names):
             raise AssetError(
-                f"{wrong}, of an architecture that ends in ForSequenceClassification; this one is "
+                f"{wrong} with an architecture whose name ends in ForSequenceClassification; this "
+                "model has the architecture "
                 f"{' or '.join(names) or 'unknown, as its config.json names none'}"
             )
         if config.num_labels != 1:
             raise AssetError(
-                f"{wrong} that gives one number for a pair; this one gives {config.num_labels} "
-                "numbers for a pair"
+                f"{wrong} that gives one score for a pair of texts; this model gives "
+                f"{config.num_labels} numbers for a pair"
             )
         with torch.device("meta"):
             model = transformers.AutoModelForSequenceClassification.from_config(
@@ -102,9 +103,9 @@ def check_cross_encoder(folder: Path, reference: str) -> None:
         head = {name for name in model.state_dict() if not name.startswith(body)}
         missing = sorted(head - _saved_names(folder))
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise AssetError(f"{wrong}; this one cannot be read: {error}") from error
+        raise AssetError(f"{wrong}; this model cannot be read: {error}") from error
     if missing:
-        raise AssetError(f"{wrong} with trained weights; this one lacks {', '.join(missing)}")
+        raise AssetError(f"{wrong} with trained weights; this model lacks {', '.join(missing)}")
 
 
 def _saved_names(folder: Path) -> set[str]:

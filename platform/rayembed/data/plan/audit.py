@@ -40,7 +40,8 @@ _POLICIES = {
 def write_audit(
     plan: BatchPlan, manifests: Mapping[str, Mapping[str, Any]], parts: Mapping[str, Sequence[Part]]
 ) -> str:
-    """Write `audit.md` into the plan's folder, unless it exists; returns its path.
+    """Write the page `audit.md` about a plan into its folder, unless it exists; returns its
+    path.
 
     Args:
         manifests: of each data set's records.

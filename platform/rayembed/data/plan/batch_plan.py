@@ -67,7 +67,8 @@ class StepFiles:
             step
         }:
             raise ArtifactError(
-                f"the batch plan {path!r} lacks step {step} at its position. {remedy(path)}"
+                f"the file {path!r} of the batch plan does not have step {step} at its position. "
+                f"{remedy(path)}"
             )
         return table.drop_columns(["step", "slot"])
 
@@ -119,8 +120,8 @@ def read_manifest(folder: str, version: int, kind: str | None = None) -> dict[st
     manifest = read_json(path, remedy(path))
     if manifest.get("code") != version or manifest.get("kind") != kind:
         raise ArtifactError(
-            f"the batch plan {folder!r} has the layout {manifest.get('code')!r}, this code "
-            f"reads {version}, or is of another kind. {remedy(path)}"
+            f"the batch plan {folder!r} is of another kind, or of layout version "
+            f"{manifest.get('code')!r} while this program reads version {version}. {remedy(path)}"
         )
     return manifest
 
@@ -245,8 +246,8 @@ class BatchPlan:
             )
         if not (0 <= step < self.num_steps and 0 <= worker < num_workers):
             raise DataError(
-                f"the plan {self.folder!r} has steps 0 to {self.num_steps - 1} and was asked for "
-                f"step {step}, worker {worker} of {num_workers}"
+                f"the plan {self.folder!r} has steps 0 to {self.num_steps - 1}, but step {step} "
+                f"was requested, for worker {worker} of {num_workers}"
             )
         rows = self.global_pairs // num_workers
         first, last = worker * rows, (worker + 1) * rows

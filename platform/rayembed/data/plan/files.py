@@ -199,7 +199,7 @@ def read_block(buckets: Buckets, block: Block, rows_per_step: int) -> pa.Table:
     if not np.array_equal(places, wanted):
         raise ArtifactError(
             f"block {block.number} of {buckets.folder!r} has {len(places)} rows that do not fill "
-            f"its {len(wanted)} places; remove the folder and prepare it again"
+            f"its {len(wanted)} slots; remove the folder and start the job again"
         )
     return table
 

@@ -151,8 +151,8 @@ def usable_rows(
         counts = ", ".join(f"{name!r} {of.total}" for name, of in found.items())
         raise DataError(
             f"stage {config.key!r} fills each batch of {config.global_pairs} pairs from one "
-            f"language of one data set, and none has that many rows (in all: {counts}); lower "
-            "batch.global_pairs, add rows or take policy 'blended'"
+            f"language of one data set, but none has that many rows (rows in all: {counts}); "
+            "lower batch.global_pairs, add rows or take policy 'blended'"
         )
     total = sum(usable.count for usable in found.values())
     if total < config.global_pairs:
@@ -225,7 +225,8 @@ def describe(
             told[name]["negatives"] = usable_of.negatives
         if drawn == 0 and usable_of.count:
             log.warning(
-                "stage %s: its %d steps draw nothing of %s, whose share is too small",
+                "stage %s: its %d steps draw no row of data set %s, because its share of the "
+                "batches is too small",
                 *(config.key, config.num_steps, name),
             )
         if config.policy == "blended":
@@ -257,9 +258,9 @@ def _check_negatives(usable: Mapping[str, UsableRows], config: PlanConfig) -> No
     counts = ", ".join(f"0 of {of.count:,} rows of {name}" for name, of in usable.items())
     raise DataError(
         f"stage {config.key!r} asks for {config.num_negatives} hard negatives of each query "
-        f"(batch.num_negatives), and none of its rows has one ({counts}): name the column that "
-        "holds them (source.negatives), have them mined (mining.teacher; where the rule left none, "
-        f"loosen mining.rule), or set stages.{config.key}.batch.num_negatives=0"
+        f"(batch.num_negatives), but none of its rows has any ({counts}): name the column that "
+        "holds them (source.negatives), have them mined (mining.teacher; where the rule left "
+        f"none, loosen mining.rule), or set stages.{config.key}.batch.num_negatives=0"
     )
 
 
@@ -317,16 +318,18 @@ def _check_learning(name: str, missing: int, count: int, config: PlanConfig) -> 
     """
     if missing > MAX_SHARE_WITHOUT_NEGATIVES * count:
         raise DataError(
-            f"data set {name!r}: {missing} of {count} rows have no hard negatives, and "
-            f"in-batch negatives are off for them in stage {config.key!r}, so they could learn "
-            "from nothing; set mining for the data set, name its negatives column, or set "
+            f"data set {name!r}: {missing} of {count} rows have no hard negatives, and in-batch "
+            f"negatives are off for them in stage {config.key!r}, so these rows could learn from "
+            "nothing; set mining for the data set, name its negatives column, or set "
             "in_batch_negatives=true for the stage and the data set"
         )
     if missing:
         log.warning(
             "stage %s: %d of %d rows of %s have no hard negatives and %s",
             *(config.key, missing, count, name),
-            "learn from nothing in their batches" if config.policy == "clustered" else "are out",
+            "learn from nothing in their batches"
+            if config.policy == "clustered"
+            else "are left out",
         )
 
 
@@ -385,7 +388,7 @@ def _of_whole_batches(
     if batch_pairs != config.global_pairs:
         has = f"batches of {batch_pairs} pairs" if batch_pairs else "no clusters"
         raise DataError(
-            f"stage {config.key!r} takes clustered batches of {config.global_pairs} pairs, and "
+            f"stage {config.key!r} needs clustered batches of {config.global_pairs} pairs, but "
             f"data set {name!r} has {has}; set clusters.batch_pairs={config.global_pairs} for it"
         )
     total = sum(part.rows for part in parts)

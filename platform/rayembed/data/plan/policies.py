@@ -56,7 +56,7 @@ def blended(
             raise DataError(
                 f"data set {rows.name!r} has {len(rows.query_hash)} rows, but each batch of "
                 f"{global_pairs} pairs takes up to {needed} of them (share {part:.4g}); lower "
-                "batch.global_pairs or its weight, or add rows"
+                "batch.global_pairs or the weight of the data set, or add rows"
             )
     spread = {
         query
@@ -122,7 +122,8 @@ def homogeneous(
         if min(sizes) < global_pairs:
             raise DataError(
                 f"data set {rows.name!r} has a language with {min(sizes)} rows, fewer than one "
-                f"batch of {global_pairs} pairs; lower batch.global_pairs or leave it out"
+                f"batch of {global_pairs} pairs; lower batch.global_pairs or leave this language "
+                "out"
             )
         parts = shares([1.0] * len(sizes), sizes, temperature or 1.0)
         steps = int(steps_of[number])

@@ -69,7 +69,7 @@ def prefetched(
         except CannotSendError as error:
             if asked:
                 raise
-            logger.warning("batches are made by a thread, not by processes: %s", error)
+            logger.warning("batches are made by a thread instead of processes: %s", error)
         else:
             return
     yield from done_ahead(make, steps, read_ahead=read_ahead)

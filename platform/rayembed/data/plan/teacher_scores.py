@@ -105,8 +105,8 @@ def check_scored(
     counts = ", ".join(f"0 of {drawn['drawn']:,} of {name}" for name, drawn in datasets.items())
     name = min(datasets)
     raise DataError(
-        f"stage {stage!r}: its loss reads a teacher's scores of hard negatives, and none of the "
-        f"rows that it draws has any ({counts}), so that it would not learn from them: set "
-        f"data.datasets.{name}.mining={{teacher: …}}, with pool=given for the negatives that rows "
-        f"bring, or take a loss without scores (stages.{stage}.loss={{kind: infonce}})"
+        f"stage {stage!r}: its loss reads a teacher's scores of hard negatives, but none of the "
+        f"rows that it draws has any ({counts}), so that it would learn nothing from the teacher: "
+        f"set data.datasets.{name}.mining={{teacher: …}}, with pool=given for the negatives that "
+        f"rows bring, or take a loss without scores (stages.{stage}.loss={{kind: infonce}})"
     )

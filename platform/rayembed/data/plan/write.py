@@ -69,7 +69,10 @@ def write_plan(
     entry.get_or_make(make, alone=True)
     plan = BatchPlan.open(folder)
     if plan.manifest["made_of"] != wanted:
-        raise ArtifactError(f"{folder!r} holds a plan of other data or settings; remove it")
+        raise ArtifactError(
+            f"the folder {folder!r} holds a batch plan for other data or settings; remove the "
+            "folder"
+        )
     check_files(folder, plan.manifest)
     return plan
 
@@ -140,5 +143,5 @@ def _write(
         "datasets": told,
         "seconds": round(time.monotonic() - began, 3),
     }
-    log.info("batch plan %s: %d steps", manifest["fingerprint"], num_steps)
+    log.info("batch plan %s is ready: %d steps", manifest["fingerprint"], num_steps)
     return finish(entry, manifest)

@@ -123,8 +123,8 @@ class BeirSource(FileRows):
         }
         if any(lost.values()):
             log.warning(
-                "data set %s: of its corpus and queries %d rows could not be read and %d have no "
-                "id; judgements that need them are rejected",
+                "data set %s: in its corpus and queries %d rows could not be read and %d have no "
+                "id; judgements that refer to these rows are rejected",
                 *(dataset.name, *lost.values()),
             )
         return [*judged, {**made[0], **lost}, *made[1:]]

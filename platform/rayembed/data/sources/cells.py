@@ -233,7 +233,8 @@ def _texts_of(text: str, column: str, *, json_lists: bool) -> list[str]:
         raise RowError(f"column {column!r} is a JSON list, but not of texts")
     if parsed is None and looks_like_list(text):
         raise RowError(
-            f"column {column!r} is a list that is no JSON: write json.dumps(list), not str(list)"
+            f"column {column!r} is a list that is not JSON: write it by json.dumps(list), not "
+            "str(list)"
         )
     return [text]
 

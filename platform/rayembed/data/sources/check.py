@@ -75,7 +75,7 @@ def check_sources(
             names_of = list(dict.fromkeys(name for piece in pieces for name in piece.names))
             if len(names_of) > 1:
                 logger.info(
-                    "data.datasets.%s.source.%s stands for %d files, all of which are read: %s",
+                    "data.datasets.%s.source.%s names %d files, and all are read: %s",
                     *(one.dataset.name, setting, len(names_of), shown_names(names_of)),
                 )
         source = one.dataset.source

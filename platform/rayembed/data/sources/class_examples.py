@@ -66,8 +66,8 @@ class Examples:
         names: Iterable[str] = (),
         further: pa.Table | None = None,
     ) -> None:
-        """Sort the pool by class and hash. `names` adds classes without examples; `further` adds
-        classes of the pool's texts.
+        """Sort the examples in `pool` by class and hash. `names` adds classes without examples;
+        `further` adds classes of the pool's texts.
         """
         self.seed = seed
         self._texts = pool["text"].combine_chunks()

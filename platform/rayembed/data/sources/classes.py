@@ -30,7 +30,7 @@ ONLY_EXAMPLE = "only example of its class"
 
 
 class ClassesSource(NamedRows):
-    """A text and its class in each row: classification and clustering (NV-Embed, sections 4.2,
+    """A text and its class in each row, for classification and clustering (NV-Embed, sections 4.2,
     5.2.4).
     """
 

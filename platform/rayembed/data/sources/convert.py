@@ -203,9 +203,9 @@ def _converted_and_cleaned(
     named_by = getattr(dataset.source, "id", None)
     if named_by and (equal := cleaned.dropped.get(DUPLICATE)):
         log.warning(
-            "data set %s: %d rows have the id of an earlier row (source.id = %r) and are left out, "
-            "whatever their texts are; set source.id=null where each file numbers its rows "
-            "from the start",
+            "data set %s: %d rows have the id of an earlier row (source.id = %r) and are left "
+            "out, whatever their texts are; set source.id=null if each file numbers its rows from "
+            "the start",
             *(dataset.name, equal, named_by),
         )
     if checked.unread:
@@ -218,13 +218,17 @@ def _converted_and_cleaned(
             more[name] = lost
     if "negatives_copied" in more:
         log.info(
-            "records %s: %d negatives are the query or a positive of their row, but for case and "
-            "white space, and are left out",
+            "records %s: %d hard negatives equal the query or a positive of their row, apart from "
+            "case and white space, and are left out",
             *(dataset.name, more["negatives_copied"]),
         )
     if rules := sum((Counter(result.get("pair_rules", {})) for result in results), Counter()):
         more["pair_rules"] = dict(sorted(rules.items()))
-        log.info("records %s: pairs by rule: %s", dataset.name, counts_of(more["pair_rules"]))
+        log.info(
+            "records %s: number of pairs that each rule made: %s",
+            dataset.name,
+            counts_of(more["pair_rules"]),
+        )
     if cleaned.averaged:
         more["scores_averaged"] = cleaned.averaged
     if cleaned.negatives:

@@ -286,8 +286,8 @@ def _check_names(names: Sequence[str]) -> None:
     twice = next((name for at, name in enumerate(names) if name and name in names[:at]), None)
     if twice is not None:
         raise csv.Error(
-            f"two columns of its first line are named {twice!r}, and one of them would be left "
-            "out; rename or remove one"
+            f"two columns of its first line are named {twice!r}, so that one of them would be "
+            "lost; rename or remove one"
         )
 
 

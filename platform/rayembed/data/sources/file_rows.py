@@ -141,7 +141,9 @@ class FileRows(FileSource, Source):
         Raises:
             RowError: there is none; the message is the reason, and counts rows in the manifest.
         """
-        raise TypeError(f"{type(self).__name__} makes no records of rows")
+        raise TypeError(
+            f"{type(self).__name__} does not define `records`, which makes the records of a row"
+        )
 
     def find(self, *, versions: bool = True) -> dict[str, tuple[FilePiece, ...]]:
         """Map each setting of a path to the pieces of its files; see

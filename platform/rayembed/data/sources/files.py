@@ -172,7 +172,7 @@ def list_pieces(
     if encoding is not None and _newline(path, encoding) != b"\n" and lines:
         raise DataError(
             f"source.encoding={encoding}: JSONL files such as {lines[0]!r} are read in pieces, "
-            f"which it does not allow; convert them: iconv -f {encoding} -t utf-8"
+            f"which this encoding does not allow; convert the files: iconv -f {encoding} -t utf-8"
         )
     form: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "quotes": quotes}
     return [replace(piece, **form) for piece in pieces]
@@ -183,7 +183,8 @@ def _newline(path: str, encoding: str) -> bytes:
         return "\n".encode(encoding)
     except LookupError:
         raise DataError(
-            f"rows {path!r}: Python knows no encoding {encoding!r}; such as latin-1, cp1252, utf-16"
+            f"rows {path!r}: Python knows no encoding {encoding!r}; name one such as latin-1, "
+            "cp1252 or utf-16"
         ) from None
 
 
@@ -297,8 +298,8 @@ def _matching(path: str, names: Sequence[str], pattern: str | None) -> list[str]
     if not matching:
         shown = shown_names(sorted(visible))
         raise DataError(
-            f"there are no rows at {path!r}: no file matches; there is {shown}"
-            f"{of_patterns(pattern)}"
+            f"there are no rows at {path!r}: no file matches; the folder has "
+            f"{shown}{of_patterns(pattern)}"
         )
     return matching
 
@@ -321,8 +322,8 @@ def _check_all_texts(path: str, files: Sequence[_File]) -> None:
         ending = next(one for one in _TEXTS if text.removesuffix(".gz").endswith(one))
         pattern = "" if "*" in path else f": {path.rstrip('/')}/**/*{ending}"
         raise DataError(
-            f"rows {path!r}: there are texts such as {text!r}, each a row, and other files such as "
-            f"{other!r}; name those that are meant by a pattern{pattern}"
+            f"rows {path!r}: the folder has text files such as {text!r}, each one row, and other "
+            f"files such as {other!r}; select the files to read by a pattern{pattern}"
         )
 
 
@@ -363,8 +364,8 @@ def _pieces_of(file: _File, *, versions: bool) -> list[FilePiece]:
     kind = _kind(file.name)
     if kind is None:
         raise DataError(
-            f"rows {file.path!r}: the file's ending is not one of {', '.join(_KINDS)} "
-            "(.gz after it for all but the last); rename it or take it out of the folder"
+            f"rows {file.path!r}: the file's ending is not one of {', '.join(_KINDS)} (each but "
+            "the last may be followed by .gz); rename the file or take it out of the folder"
         )
     filesystem, inside = open_source(file.path)
     file = _with_version(file, versions=versions)

@@ -28,7 +28,7 @@ NO_ENTAILMENT = "premise without entailment"
 
 
 class NLISource(FileRows):
-    """Natural-language inference: a premise, a hypothesis and their relation in each row.
+    """A premise, a hypothesis and their relation in each row: natural-language inference.
 
     All rows of a premise become one record: entailed hypotheses are its positives, contradicting
     ones its negatives; a premise that entails nothing is rejected.

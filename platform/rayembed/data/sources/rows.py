@@ -101,9 +101,9 @@ def read_rows(piece: FilePiece, columns: Collection[str] | None = None) -> Itera
         if known and not is_unchanged(piece.path, piece.texts, known, piece.version):
             of = "a file of the texts from" if piece.texts else "the file"
             raise DataError(
-                f"rows {piece.path!r}: {of} {piece.name!r} changed after this job listed it, "
-                "and its records would be stored under the name of the former content. "
-                "Start the job again, and let nothing write to the file while it runs"
+                f"rows {piece.path!r}: {of} {piece.name!r} changed after this job listed it, so "
+                "its records would be stored under the fingerprint of the former content. Start "
+                "the job again, and let nothing write to the file while it runs"
             )
     except errors as error:
         advice = f". {remedy(piece.path)}" if piece.made else ""
@@ -292,8 +292,8 @@ def _no_array(piece: FilePiece, lines: Iterator[tuple[int, bytes]]) -> Iterator[
         line = begin[0][1].removeprefix(codecs.BOM_UTF8)
         if _ARRAY.match(line) and (len(begin) == 1 or not line.rstrip().endswith(b"]")):
             raise DataError(
-                f"rows {piece.path!r}: the file is one JSON array; wanted is JSONL, a row a line "
-                "(jq -c '.[]' file.json > file.jsonl makes it)"
+                f"rows {piece.path!r}: the file is one JSON array; expected is JSONL, one row on "
+                "each line (convert it by jq -c '.[]' file.json > file.jsonl)"
             )
     yield from begin
     yield from lines

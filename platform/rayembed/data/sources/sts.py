@@ -79,8 +79,8 @@ class GradedSource(FileRows):
     def _is_a_scale(self) -> GradedSource:
         if self.lowest >= self.highest:
             raise ValueError(
-                f"lowest {self.lowest:g} must be below highest {self.highest:g}: the scores of the "
-                "least and of the most similar pairs"
+                f"lowest {self.lowest:g} must be below highest {self.highest:g}; these are the "
+                "scores of the least and of the most similar pairs"
             )
         return self
 

@@ -135,7 +135,7 @@ class ConvertedRows:
 
     @property
     def key(self) -> str:
-        """Key of the piece."""
+        """Key of the piece of the source, which identifies the work item."""
         return file_name(self.index_path).removeprefix(_INDEX).removesuffix(".npz")
 
     def index(self) -> Mapping[str, np.ndarray]:
@@ -335,7 +335,7 @@ def accept(dataset: DatasetConfig, told: Mapping[str, Any]) -> None:
     if bad > share * rows_in:
         raise DataError(
             f"data set {dataset.name!r}: {bad} of {rows_in} rows of {path!r} were rejected "
-            f"({counts}), more than the share {share:g} that may be. Mend them, or set "
+            f"({counts}), more than the allowed share {share:g}. Correct the rows, or set "
             f"data.datasets.{dataset.name}.source.max_rejected_share to "
             f"{math.ceil(100 * bad / rows_in) / 100:g} or more. For instance:{shown}"
         )

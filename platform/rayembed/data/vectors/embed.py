@@ -226,8 +226,8 @@ def _warn_if_collapsed(
         if np.abs(documents - documents[0]).max() <= _SAME * np.abs(documents).max():
             log.warning(
                 "data set %s: the teacher %r gives the same vector for all of %d different "
-                "documents, so it cannot distinguish them: a consistency filter lets every "
-                "row pass, and hard negatives are any documents. Take another teacher",
+                "documents, so it cannot distinguish them: a consistency filter would let every "
+                "row pass, and hard negatives would be arbitrary documents. Choose another teacher",
                 *(dataset, teacher.teacher, len(documents)),
             )
         return
@@ -310,6 +310,6 @@ def _load(path: str) -> np.ndarray:
     if bad:
         raise ArtifactError(
             f"the file of vectors {path!r} has NaN or infinity in {bad:,} of {len(vectors):,} "
-            f"vectors, which every rule would let pass. {REMEDY}"
+            f"vectors, which would pass every filter and mining rule unnoticed. {REMEDY}"
         )
     return vectors

@@ -149,9 +149,9 @@ class TeacherVectorLookup:
             if not there.all():
                 raise DataError(
                     f"the vectors of the teacher {self.manifest['teacher']!r} in {self.folder!r} "
-                    f"lack {int((~there).sum())} of {len(there)} {role} texts of a step; they were "
-                    "made for other rows. Remove that folder and start the job again, which makes "
-                    "it again"
+                    f"lack {int((~there).sum())} of {len(there)} {role} texts of a step; they "
+                    "were made for other rows. Remove that folder and start the job again, which "
+                    "makes these vectors again"
                 )
             for number, some, rows in index.by_file(places):
                 found[wanted[some]] = self._mapped(role, number)[rows]
@@ -210,9 +210,9 @@ class TeacherVectorLookup:
         there = next(folder for folder in entry.parents if folder.exists())
         if (free := shutil.disk_usage(there).free) < needed:
             raise AssetError(
-                f"the vectors of the teacher {self.manifest['teacher']!r} take {needed:,} bytes in "
-                f"the cache {str(cache_folder())!r} of this machine, and {free:,} are free there; "
-                "make room, or set RAYEMBED_CACHE to a folder on a larger disk"
+                f"the vectors of the teacher {self.manifest['teacher']!r} take {needed:,} bytes "
+                f"in the cache {str(cache_folder())!r} of this machine, but {free:,} are free "
+                "there; make room, or set RAYEMBED_CACHE to a folder on a larger disk"
             )
 
     @property

@@ -89,7 +89,10 @@ def make_store(
     if (found := writer.existing()) is not None:
         if _is_whole(context, found):
             return found
-        log.info("%s: files that it lists are missing; they are made again", found.folder)
+        log.info(
+            "some vector files that the folder %s lists are missing; they are made again",
+            found.folder,
+        )
         remove_file(join(found.folder, MANIFEST))
     return writer.get_or_make(lambda: _make(context, writer, chains, num_negatives, teacher))
 
@@ -187,7 +190,8 @@ def _finish(
     copied, embedded = (sum(result[name] for result in results) for name in ("copied", "embedded"))
     log.info(
         "teacher vectors of stage %s by %s: %s queries, %s documents, %d wide; of the texts that "
-        "are no row's query or positive %s were copied from mining and %s embedded",
+        "are neither query nor positive of a row, the vectors of %s were copied from mining and "
+        "%s were embedded",
         *(writer.dataset, teacher.teacher.partition("?")[0]),
         *(f"{made.manifest['texts'][role]:,}" for role in ROLES),
         made.manifest["width"],

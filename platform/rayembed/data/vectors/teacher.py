@@ -96,7 +96,7 @@ def weights_of(reference: str) -> str:
 
 @dataclass(frozen=True)
 class TeacherLoader:
-    """Functions that find and load teachers; tests replace them."""
+    """Functions by which preparation fingerprints and loads teachers; tests replace them."""
 
     load: Callable[[Teacher, str, str], Encoder] = load_teacher
     """Loads an encoder from settings, weights fingerprint and device."""
@@ -138,8 +138,8 @@ def _load(
     folder = resolve_model(reference)
     if (seen := weights_fingerprint(folder)) != weights:
         raise ArtifactError(
-            f"the teacher {reference!r} has weights {seen} on this machine, but the job began with "
-            f"{weights}; give all machines the same and start it again"
+            f"the teacher {reference!r} has weights {seen} on this machine, but the job began "
+            f"with {weights}; give all machines the same model and start the job again"
         )
     # Ray gives each of its processes one thread for each CPU that it reserves; the teacher runs
     # alone on its machine.
@@ -169,7 +169,7 @@ def _load(
         def progress(done: int, count: int) -> None:
             tell(done / count)
             if done == count or done // 2048 != (done - 1) // 2048:
-                log.debug("teacher: %d of %d %s texts", done, count, role)
+                log.debug("teacher: %d of %d %s texts are embedded", done, count, role)
 
         prefixed = [prefixes[role] + text for text in texts]
         # It casts what goes into linear layers and attention, and no weights: they are narrow.
@@ -200,7 +200,7 @@ def narrow_linear_layers(model: torch.nn.Module) -> None:
 
 
 def take_free_threads(what: str) -> None:
-    """Set torch's threads to the free cores of this machine.
+    """Let torch use as many threads as this machine has free cores.
 
     Args:
         what: computes, for the line that says that there are fewer.
