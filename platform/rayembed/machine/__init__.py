@@ -1,1 +1,3 @@
-"""Hardware of this machine, and background work on it."""
+"""Hardware detection for this machine (devices, number types, cores), and work that runs in
+background threads and processes.
+"""

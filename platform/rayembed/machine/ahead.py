@@ -38,13 +38,14 @@ _PROCESS = (
 
 
 class CannotSendError(ConfigError):
-    """Work cannot be sent to other processes."""
+    """Raised when a function cannot be pickled and so cannot run in other processes."""
 
 
 def done_ahead(
     work: Callable[[Any], Any], items: Iterable[Any], *, read_ahead: int
 ) -> Generator[Any]:
-    """Results of `work` on each item, in order, computed in advance by a thread.
+    """Yield the results of `work` on each item, in order; a thread computes the next ones in
+    advance.
 
     Closing the iterator ends the thread, which closes `items` where that can be closed.
 
@@ -92,7 +93,8 @@ def done_ahead(
 def done_by_processes(
     work: Callable[[Any], Any], items: Sequence[Any], *, processes: int, setting: str
 ) -> Generator[Any]:
-    """Results of `work` on each item, in order, computed by processes of this machine.
+    """Yield the results of `work` on each item, in order; several processes of this machine compute
+    them.
 
     Each process does every `processes`-th item and has one result ready. It computes with one
     thread, sees no GPU and ends with this process, also where that is killed. Signals of a terminal
@@ -128,7 +130,9 @@ def done_by_processes(
 
 
 class _Process:
-    """Worker process; inside its block it is alive, and its input stays open."""
+    """Worker process that computes results for this process; it runs while the `with` block is
+    open.
+    """
 
     def __init__(self, setting: str) -> None:
         self._setting = setting
@@ -159,14 +163,14 @@ class _Process:
         self._answers.close()
 
     def begin(self, work: bytes, items: Sequence[Any]) -> None:
-        """Send the pickled work and its items."""
+        """Send the pickled work and all items of this process to it."""
         try:
             self._input.send_bytes(pickle.dumps((work, items)))
         except BrokenPipeError as error:
             raise self._died("before its first item") from error
 
     def unsent(self) -> Exception | None:
-        """Wait until the work is sent; returns the error if it cannot be unpickled.
+        """Wait until the process has unpickled the work; return the error if it could not.
 
         Raises:
             WorkerError: the process died.
@@ -219,7 +223,9 @@ class _Process:
 
 
 def serve() -> None:
-    """Execute the work from standard input, in a process of `done_by_processes`."""
+    """Main function of a worker process of `done_by_processes`: read the work from standard input
+    and answer with its results.
+    """
     given = Connection(os.dup(0), writable=False)
     answers = Connection(os.dup(1), readable=False)
     os.dup2(2, 1)  # what the work prints must not stand among the answers
@@ -237,14 +243,18 @@ def serve() -> None:
 
 
 def _end_with_input() -> None:
-    """End this process when its input ends, as it does with the process that holds it."""
+    """Exit this worker process when its standard input closes, which happens when its parent
+    process ends.
+    """
     while os.read(0, 1):
         pass
     os._exit(0)
 
 
 def _answer(work: Callable[[Any], Any], item: Any) -> bytes:
-    """Pickled (False, result), or (True, error)."""
+    """Run `work` on one item; return the pickled pair (False, result), or (True, error) if it
+    raised.
+    """
     try:
         # With classes of the script that trains, which no module of a process has.
         made: bytes = cloudpickle.dumps((False, work(item)))
@@ -254,8 +264,8 @@ def _answer(work: Callable[[Any], Any], item: Any) -> bytes:
 
 
 def _failure(error: BaseException) -> bytes:
-    """Pickled (True, error) with its traceback as a note; one that cannot be pickled, or would end
-    the process that trains, is named.
+    """Pickle (True, error) with the traceback as a note; replace the error by a RuntimeError that
+    names it if it cannot be pickled or is no Exception.
     """
     error.add_note("".join(traceback.format_exception(error)).rstrip())
     if isinstance(error, Exception):

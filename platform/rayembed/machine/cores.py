@@ -1,4 +1,4 @@
-"""Number of CPU cores of this process, and number of free ones."""
+"""Count the CPU cores that this process may use, and those that are idle now."""
 
 import os
 from typing import NamedTuple
@@ -13,7 +13,7 @@ THREADS_VARIABLE = "RAYEMBED_THREADS"
 
 
 class Threads(NamedTuple):
-    """Number of threads to compute with."""
+    """Number of threads to compute with, and the reason for it."""
 
     number: int
     why: str
@@ -32,7 +32,7 @@ def num_cores() -> int:
 
 
 def free_threads(most: int) -> Threads:
-    """Number of threads that get a free core now, from 1 to `most`.
+    """Choose a number of threads, from 1 to `most`, so that each gets an idle core.
 
     Threads of a layer wait for each other: where one of them has no core, all are slower than a
     single one. A core counts as busy if the load of the last minute and a look at the present both

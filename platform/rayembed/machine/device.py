@@ -1,5 +1,5 @@
-"""Choice of the device to compute on: GPU or CPU as placements leave it open, and what torch needs
-for it.
+"""Choice between GPU and CPU where a placement leaves it open, and settings of torch for that
+device.
 
 `use_gpu: auto` is settled once, where a job starts, by the machines that will compute; the answer
 stands in the job's records.
@@ -36,7 +36,7 @@ Placed = TypeVar("Placed", bound=Settings)
 
 @dataclass(frozen=True)
 class SeenGpus:
-    """GPUs of the machines that will compute."""
+    """Number of usable GPUs on the machines that will compute, with a description for messages."""
 
     number: int
     text: str
@@ -54,7 +54,8 @@ def settled_gpu(
     needed: int = 1,
     users: str = "workers",
 ) -> bool:
-    """Return whether to use GPUs, and log the reason unless the setting decides it.
+    """Return whether to use GPUs; log the reason where the setting is `auto`, and warn where it
+    leaves GPUs unused.
 
     Args:
         asked: the setting's value.
@@ -108,7 +109,8 @@ def settled_gpu(
 
 
 def settled_placement(placement: Placed, seen: SeenGpus, needed: int | None = None) -> Placed:
-    """Return the placement with `use_gpu` resolved; one without that setting stays as it is.
+    """Return the placement with `use_gpu` resolved to true or false; a placement without `use_gpu`
+    is returned unchanged.
 
     Args:
         needed: GPUs that the job needs; None: one for each of the fewest workers.
@@ -157,7 +159,7 @@ KIND = "accelerator_type:"
 
 
 def gpu_kinds(nodes: Sequence[Mapping[str, float]]) -> list[str]:
-    """Return the kinds of the nodes' GPUs by Ray's names, each once, in alphabetical order."""
+    """Return the sorted, distinct names of the nodes' GPU models, as Ray names them."""
     found = {
         name.removeprefix(KIND)
         for node in nodes
@@ -169,7 +171,7 @@ def gpu_kinds(nodes: Sequence[Mapping[str, float]]) -> list[str]:
 
 
 def has_named_gpu(gpu: str | None, node: Mapping[str, float]) -> bool:
-    """Return whether workers of a placement that names a kind of GPU may run on a node.
+    """Return whether a node may run workers of a placement that names a GPU model.
 
     A node that names no kind of its GPUs is taken, and so is every node where `gpu` is None.
     """
@@ -189,7 +191,8 @@ def placed_here(placement: Placed) -> Placed:
 
 
 def allocator_environment() -> dict[str, str]:
-    """Return the variables of torch's allocator on GPUs, unless the user has set them.
+    """Return the environment variables that configure torch's GPU memory allocator, except for
+    those that the user has set.
 
     Each forward pass has another shape: segments that grow leave no gaps between them.
     """
@@ -204,7 +207,8 @@ def set_allocator() -> None:
 
 
 def check_deterministic_start() -> None:
-    """Set the cuBLAS variables for deterministic results, before it starts on a GPU.
+    """Set the environment variable that makes cuBLAS deterministic; raise if this process already
+    uses a GPU without it.
 
     Raises:
         PlacementError: the process uses a GPU already, without it.

@@ -29,7 +29,9 @@ exactly."""
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """Properties that a node reports of its first GPU."""
+    """What a node reports about its first GPU: names, versions, and the result of a test
+    computation.
+    """
 
     node: str
     torch: str
@@ -46,7 +48,9 @@ class GpuFacts:
 
 
 def gpu_facts() -> GpuFacts:
-    """GPU properties of the calling machine; takes the first GPU that torch sees for a product."""
+    """Read driver, CUDA and GPU of this machine, and test the first GPU with a small matrix
+    product.
+    """
     about = socket.gethostname(), torch.__version__, torch.version.cuda, _driver()
     try:
         name = torch.cuda.get_device_name()
@@ -57,7 +61,9 @@ def gpu_facts() -> GpuFacts:
 
 
 def product_error(device: str, *, bf16: bool = True) -> str | None:
-    """Error or wrong result of a small product on the device; None: the product was right."""
+    """Compute a small matrix product on the device and return an error or a wrong result as text;
+    None if it was right.
+    """
     dtype = torch.bfloat16 if bf16 else torch.float32
     try:
         left = torch.full((_WIDTH, _WIDTH), 0.5, dtype=dtype, device=device)
@@ -71,7 +77,9 @@ def product_error(device: str, *, bf16: bool = True) -> str | None:
 
 
 def usable_gpus_here() -> SeenGpus:
-    """GPUs that torch sees on this machine, or why it sees none despite NVIDIA's driver."""
+    """Return the GPUs that torch sees on this machine, with the problem if it sees none although
+    NVIDIA's driver is installed.
+    """
     seen = gpus_here()
     if not seen.number and (facts := gpu_facts()).driver is not None:
         return replace(seen, problem=gpu_problem(facts, is_here=True) or "")
@@ -79,7 +87,7 @@ def usable_gpus_here() -> SeenGpus:
 
 
 def gpu_problem(facts: GpuFacts, *, is_here: bool = False) -> str | None:
-    """Describe a node's problem and its remedy; None if it can train.
+    """Describe why a node's GPU cannot train, and the remedy; None if it can train.
 
     Args:
         is_here: whether the node is this machine, without a cluster.
@@ -137,7 +145,9 @@ def _driver() -> str | None:
 
 
 def driver_in(text: str) -> str | None:
-    """Version in the text of NVIDIA's kernel module; None if there is none."""
+    """Extract the driver version from the text of NVIDIA's version file; None if the text has no
+    version.
+    """
     found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", text)
     return found[1] if found else None
 

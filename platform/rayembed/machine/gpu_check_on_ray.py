@@ -1,4 +1,6 @@
-"""GPUs of a cluster's live nodes, and a small task on each that checks that torch can use them."""
+"""List the GPUs of a cluster's live nodes, and check by a small task on each node that torch can
+use them.
+"""
 
 import logging
 from dataclasses import replace
@@ -19,7 +21,7 @@ _SECONDS = 60
 
 
 def cluster_gpus(placement: Settings) -> SeenGpus:
-    """GPUs of the live nodes that a placement's workers can use.
+    """Return the GPUs of the live nodes on which a placement's workers may run.
 
     They are checked unless the placement takes none or waits for nodes, which training checks when
     they are there.
@@ -30,7 +32,8 @@ def cluster_gpus(placement: Settings) -> SeenGpus:
 
 
 def live_gpus(gpu: str | None = None, *, check: bool) -> SeenGpus:
-    """GPUs of the live nodes; with `check` those that cannot be used are not counted, but named.
+    """Count the GPUs of the live nodes; with `check`, test each node, leave out unusable GPUs and
+    describe their problems.
 
     Args:
         gpu: kind that a placement names; None: any.
@@ -47,7 +50,8 @@ def live_gpus(gpu: str | None = None, *, check: bool) -> SeenGpus:
 
 
 def gpu_problems(gpu: str | None = None) -> dict[str, str]:
-    """Check driver, CUDA and a small product in a one-GPU task on each live node with GPUs.
+    """Check driver, CUDA and a small matrix product in a one-GPU task on each live node
+    with GPUs.
 
     A node whose GPUs are all taken is warned of and not checked.
 
@@ -87,5 +91,5 @@ def _problem(checked: Any) -> str | None:
 
 
 def live_nodes() -> list[dict[str, Any]]:
-    """Ray's records of the live nodes."""
+    """Return Ray's records of the live nodes."""
     return [node for node in ray.nodes() if node["Alive"]]

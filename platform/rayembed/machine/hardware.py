@@ -1,4 +1,5 @@
-"""Fast number types of this machine; the only place that decides on them.
+"""Number types (dtypes) that this machine computes fast; all other modules get their default dtype
+from here.
 
 Processors without units for bfloat16 emulate it, ten to a hundred times slower than float32
 (benchmarks/log), and say so nowhere. So `dtype: auto` is settled by a look at the GPU, or by timing
@@ -96,12 +97,12 @@ class Precision:
 
 
 def default_device() -> str:
-    """`cuda` where torch sees a GPU, else `cpu`."""
+    """Return `cuda` where torch sees a GPU, else `cpu`."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def auto_precision(device: str | None = None) -> Precision:
-    """Number type that `auto` selects on this machine.
+    """Choose the number type that a dtype setting of `auto` stands for on this machine.
 
     bfloat16 where the processor has units for it (GPUs of compute capability 8.0 and later; CPUs on
     which a product in it is faster than in float32), float32 elsewhere.
@@ -126,7 +127,8 @@ def auto_precision(device: str | None = None) -> Precision:
 
 
 def settled(asked: DtypeSetting, on: Precision | str | None = None) -> Dtype:
-    """Resolve the requested number type; `auto` is replaced by the type that is computed fast.
+    """Return the number type of a setting: for `auto` the type that this machine computes fast,
+    else the type that is set.
 
     Says once in a process what `auto` became and why. Whoever asks for bfloat16 where it is
     emulated is warned, with the measured factor.
@@ -151,8 +153,8 @@ def settled(asked: DtypeSetting, on: Precision | str | None = None) -> Dtype:
 
 @contextmanager
 def rounded_products(dtype: str, device: str) -> Iterator[None]:
-    """Compute float32 products in TF32 inside the block, if this is the number type and a GPU
-    computes.
+    """On a GPU, compute float32 matrix products in TF32 inside the block if `dtype` is `tf32`;
+    otherwise change nothing.
 
     They are exact by default: scores and vectors are then those of any other device.
 
@@ -168,7 +170,8 @@ def rounded_products(dtype: str, device: str) -> Iterator[None]:
 
 @contextmanager
 def float32_products(precision: Literal["high", "highest"]) -> Iterator[None]:
-    """Set `torch.set_float32_matmul_precision` inside the block.
+    """Set torch's precision of float32 matrix products inside the block, and restore it
+    afterwards.
 
     Where the process has used torch's newer interface too, the older one cannot always be read, but
     can be set; what the newer one said is put back.
@@ -196,8 +199,8 @@ def say_once(level: int, message: str) -> None:
 
 
 def wide_enough(saved: Dtype, on: Precision | str | None = None) -> Dtype:
-    """Number type for loading saved weights: their own, or float32 if bfloat16 is emulated, which
-    is said once in a process.
+    """Return the number type in which to load saved weights: as saved, or float32 where this
+    machine only emulates bfloat16.
 
     Every bfloat16 is a float32, so the weights stay what they are, and so do their fingerprints.
 
@@ -216,18 +219,22 @@ def _answer(on: Precision | str | None) -> Precision:
 
 @lru_cache
 def bfloat16_speed() -> float:
-    """Measured speed of bfloat16 products relative to float32 on this CPU; cached."""
+    """Measure the speed of bfloat16 matrix products relative to float32 on this CPU; cached."""
     return _seconds(torch.float32, _SMALL) / _seconds(torch.bfloat16, _SMALL)
 
 
 @lru_cache
 def product_speed(dtype: Dtype) -> float:
-    """FLOP/s of a layer-sized product on one core of this CPU."""
+    """Measure the FLOP/s of a matrix product as large as a model layer's, on one core of
+    this CPU.
+    """
     return 2 * math.prod(_LAYER) / _seconds(getattr(torch, dtype), _LAYER)
 
 
 def _seconds(dtype: torch.dtype, shape: tuple[int, int, int]) -> float:
-    """Fastest of several products in CPU seconds, which other processes do not affect."""
+    """Run a matrix product several times on one thread and return the fastest time in CPU seconds,
+    which other processes do not affect.
+    """
     rows, inner, columns = shape
     left, right = torch.ones(rows, inner, dtype=dtype), torch.ones(inner, columns, dtype=dtype)
     fastest, threads = math.inf, torch.get_num_threads()
@@ -244,8 +251,8 @@ def _seconds(dtype: torch.dtype, shape: tuple[int, int, int]) -> float:
 
 
 def free_memory(device: str) -> int:
-    """Free bytes for this process, within the container's limit, or on the current GPU, including
-    torch's cache.
+    """Return the free bytes: for a CPU within the container's limit, for a GPU including what torch
+    has cached.
     """
     if device.startswith("cuda"):
         kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
@@ -266,32 +273,36 @@ def free_memory(device: str) -> int:
 
 
 def total_memory() -> int:
-    """Bytes of the current GPU."""
+    """Return the total memory of the current GPU in bytes."""
     return torch.cuda.mem_get_info()[1]
 
 
 def device_label(device: str) -> str:
-    """Name and memory of the current GPU; `CPU` for CPUs."""
+    """Return name and memory of the current GPU as text; `CPU` for CPUs."""
     if not device.startswith("cuda"):
         return "CPU"
     return f"{torch.cuda.get_device_name()} of {total_memory() / 2**30:.1f} GiB"
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether an error means that a GPU's memory ran out; the only place that decides on it."""
+    """Whether an error means that a GPU's memory is exhausted; all other modules ask this
+    function.
+    """
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and _RAN_OUT.search(str(error)) is not None
 
 
 def release_memory() -> None:
-    """Free unreferenced memory, on a GPU also for other processes."""
+    """Collect garbage and return torch's unused cached GPU memory to the driver, so that other
+    processes can use it.
+    """
     gc.collect()
     torch.cuda.empty_cache()  # nothing where no GPU is in use
 
 
 def memory_in_use(device: str) -> str:
-    """Memory use of the current GPU according to torch and its driver, for messages; on a CPU the
+    """Describe the memory use of the current GPU according to torch and the driver; for a CPU, the
     free memory.
     """
     gib = 2**30
@@ -306,7 +317,8 @@ def memory_in_use(device: str) -> str:
 
 
 def micro_batch_tokens(device: str) -> int:
-    """Default of padded tokens in one forward pass of training; see also `packed_tokens`.
+    """Return the default number of tokens, padding included, in one forward pass of training; see
+    also `packed_tokens`.
 
     On CPUs what their caches hold: 512 to 2,048 were within a tenth of each other (benchmarks/log).
     """
@@ -314,8 +326,8 @@ def micro_batch_tokens(device: str) -> int:
 
 
 def packed_tokens(room: float, of_token: float) -> int:
-    """Number of tokens in a forward pass without padding on a GPU: a multiple of 8,192 up to
-    131,072.
+    """Choose the tokens of an unpadded forward pass on a GPU by its free memory: a multiple of
+    8,192 up to 131,072.
 
     A small encoder's pass of 8,192 tokens takes longer to launch than to compute (benchmarks/log).
 
@@ -328,7 +340,8 @@ def packed_tokens(room: float, of_token: float) -> int:
 
 
 def pass_cost_tokens(device: str, model: nn.Module) -> int:
-    """Default cost of a forward pass beyond its tokens, in tokens.
+    """Return the fixed cost of a forward pass (launching kernels, reading weights), as a number of
+    tokens that take as long to compute.
 
     Its kernels are launched, its weights read and, in training, gradients of all of them added.
     On a GPU the launches take about as long for every encoder, in which a small one computes more
@@ -342,7 +355,7 @@ def pass_cost_tokens(device: str, model: nn.Module) -> int:
 
 
 def step_processes(device: str, model: nn.Module, cores: float) -> int:
-    """Number of processes that make each worker's batches; 0 for a thread of the worker.
+    """Choose how many processes make each worker's batches; 0 means a thread of the worker.
 
     A thread where it is fast enough: a step on CPUs takes a hundred times as long as its
     tokenisation, and a GPU reads few tokens a second of a large model.

@@ -27,17 +27,17 @@ _TIMES_USUAL = 8.0
 
 
 def int8_range(width: int) -> float:
-    """Magnitude of a component with the code 127."""
+    """Return the absolute value of a component that int8 code 127 represents."""
     return min(1.0, _TIMES_USUAL / math.sqrt(width))
 
 
 def int8_step(width: int) -> float:
-    """Difference of two components whose codes differ by 1."""
+    """Return the difference between the values of neighbouring int8 codes."""
     return int8_range(width) / LEVELS
 
 
 def bit_value(width: int) -> float:
-    """Magnitude of the component that a bit represents."""
+    """Return the absolute value that each bit of a binary vector represents."""
     return 1 / math.sqrt(width)
 
 
@@ -55,7 +55,7 @@ def to_bits(vectors: np.ndarray) -> np.ndarray:
 
 
 def from_int8(codes: np.ndarray) -> np.ndarray:
-    """(N, D) float32 vectors of (N, D) int8 codes, of length 1 up to rounding."""
+    """(N, D) float32 vectors of (N, D) int8 codes; their length is 1 up to rounding."""
     return codes.astype(np.float32) * np.float32(int8_step(codes.shape[-1]))
 
 
@@ -70,7 +70,9 @@ def from_bits(packed: np.ndarray, width: int) -> np.ndarray:
 
 
 def quantised(vectors: np.ndarray, precision: Precision) -> np.ndarray:
-    """(N, D) float32: what is left of (N, D) unit vectors that are stored in a number type."""
+    """Quantise (N, D) unit vectors and convert them back to (N, D) float32, to see what their
+    stored form preserves.
+    """
     match precision:
         case "float32":
             return vectors

@@ -1,5 +1,5 @@
-"""Architecture interface: how settings become a model and a model becomes files, with defaults for
-plain encoders.
+"""Interface of a model architecture: how settings become a model, and how a model is written to
+files.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +39,9 @@ Folders = Mapping[str, Path]
 
 
 class Published(NamedTuple):
-    """A model in its publisher's own folder layout."""
+    """A model that others published in their own folder layout: its settings, and functions that
+    load and check it.
+    """
 
     config: ModelConfig
     """Its settings, in the number type in which it is saved."""
@@ -66,7 +68,7 @@ class ModuleEntry(NamedTuple):
 
 
 class Architecture:
-    """Base class for architectures: builds a model from settings, and files from a model.
+    """Base class for architectures: builds a model from its settings and writes its files.
 
     One object of each architecture is named by its settings' class. The defaults are those of one
     pretrained transformer that attends as its family does, with a head without weights. Sub-classes
@@ -85,11 +87,14 @@ class Architecture:
     # --- building
 
     def mask(self, config: Any) -> Mask:
-        """Attention mask that the settings require of the backbone."""
+        """Return the attention mask that the settings require of the backbone: causal,
+        bidirectional, or the family's own.
+        """
         return "own"
 
     def load_part(self, config: Any, name: str, folder: Path) -> Any:
-        """Load a pretrained part from its folder, in the backbone's number type, on the CPU.
+        """Load a pretrained part (backbone or encoder) from its folder, in the backbone's number
+        type, on the CPU.
 
         Raises:
             ArtifactError: no such model, damaged, or weights missing.
@@ -116,8 +121,8 @@ class Architecture:
     def empty_of_settings(
         self, config: Any, name: str, settings: Mapping[str, Any], where: str
     ) -> nn.Module | None:
-        """Build the part on the meta device from the content of a config.json; None: transformers
-        builds it.
+        """Build a part of our own on the meta device from the content of a config.json; None if
+        transformers builds this part.
 
         Args:
             where: what to call it in messages.
@@ -128,7 +133,8 @@ class Architecture:
         return None
 
     def build_head(self, config: Any, shapes: Shapes) -> nn.Module:
-        """Build the randomly initialised layers beside the pretrained parts.
+        """Build the head: randomly initialised layers that work on the outputs of the pretrained
+        parts.
 
         Raises:
             ConfigError: settings that do not fit the parts' sizes.
@@ -136,7 +142,9 @@ class Architecture:
         return nn.Identity()
 
     def start_head(self, config: Any, head: nn.Module, parts: Parts) -> None:
-        """Adjust a fresh head to the weights of the parts, in place."""
+        """Rescale a newly initialised head in place so that it fits the weights of the pretrained
+        parts.
+        """
         return None
 
     def tokenizer(self, config: Any, folders: Folders) -> PromptTokenizer:
@@ -152,7 +160,7 @@ class Architecture:
     def assemble(
         self, config: Any, parts: Parts, head: nn.Module, tokenizer: PromptTokenizer
     ) -> Model:
-        """Build the model around finished parts."""
+        """Build the model from its pretrained parts, head and tokenizer."""
         raise TypeError(f"{type(self).__name__} assembles no model")
 
     def check_parts(self, config: Any, parts: Parts, folders: Folders) -> None:
@@ -166,18 +174,18 @@ class Architecture:
     # --- cutting
 
     def layer_fits(self, part: Any, layer: int, place: int) -> bool:
-        """Whether a layer of a part may move to another position, both counted from 0."""
+        """Whether a layer of a part may move to another position in it, both counted from 0."""
         return True
 
     def cut_layers(self, part: Any, kept: Sequence[int]) -> bool:
-        """Keep only these layers of a part that is not a transformers model, and update its
-        settings; it may be on the meta device. False: it is one, and nothing was done.
+        """Keep only the given layers of a part that is not a transformers model, and update its
+        settings; the part may be on the meta device. False: it is one, and nothing was done.
         """
         return False
 
     def cut_vocabulary(self, part: Any, kept: Sequence[int]) -> bool:
-        """Keep only the embeddings of these rising ids, renumbered from 0, of a part that is not a
-        transformers model. False: it is one, and nothing was done.
+        """Keep only the embeddings of the given token ids (ascending; renumbered from 0) of a part
+        that is not a transformers model. False: it is one, and nothing was done.
         """
         return False
 
@@ -193,11 +201,12 @@ class Architecture:
     # --- starting from a model
 
     def projections(self, config: Any) -> tuple[ProjectionConfig, ...]:
-        """Linear layers after the pooling, as Dense modules of sentence-transformers."""
+        """Return the linear layers after the pooling, as Dense modules of sentence-transformers."""
         return ()
 
     def remark_on_start(self, config: Any, folder: Path, transformer: Path) -> str | None:
-        """Remark for the user about starting from a folder; None if there is none.
+        """Return a warning about starting training from this folder, such as another pooling; None
+        if nothing differs.
 
         Args:
             transformer: the folder of the transformer within.
@@ -205,7 +214,7 @@ class Architecture:
         return None
 
     def check_for_transformers(self, folder: Path) -> None:
-        """Refuse a folder in the architecture's own layout that transformers would misread.
+        """Raise if transformers would misread a folder in this architecture's own layout.
 
         Raises:
             ArtifactError: it would silently be computed as another model.
@@ -215,7 +224,8 @@ class Architecture:
     # --- files
 
     def published(self, folder: Path) -> Published | None:
-        """Return the model in a folder of a published layout; None for other layouts.
+        """Return the model of a folder in a layout that others publish and this architecture reads;
+        None for other layouts.
 
         Raises:
             ArtifactError: of this layout, but damaged or with parts that are not supported.
@@ -241,11 +251,11 @@ class Architecture:
         part.config.save_pretrained(str(folder))
 
     def write_more(self, model: Any, folder: Path) -> None:
-        """Write model data besides parts, head, tokenizers and settings."""
+        """Write model data other than pretrained parts, head, tokenizers and settings."""
         return None
 
     def read_more(self, model: Any, folder: Path) -> None:
-        """Read data of `write_more` into a loaded model."""
+        """Read the data that `write_more` wrote into a loaded model."""
         return None
 
 
@@ -260,8 +270,8 @@ def architectures() -> Iterator[Architecture]:
 
 
 def part_settings(config: ArchitectureConfig, name: str, folder: Path) -> BackboneConfig:
-    """Return the settings of a pretrained part: the backbone's, or only the number type for another
-    part.
+    """Return the settings with which to load a pretrained part: the backbone's own; for other parts
+    only its number type.
     """
     if name == "backbone":
         return config.backbone
@@ -269,7 +279,8 @@ def part_settings(config: ArchitectureConfig, name: str, folder: Path) -> Backbo
 
 
 def check_positions(setting: str, length: int, part: Any, what: str, added: int = 0) -> None:
-    """Check that a part has positions for a text of maximum length and `added` further tokens.
+    """Check that a part has enough positions for a text of maximum length and `added` further
+    tokens.
 
     Args:
         setting: where the length stands, for the message.
@@ -288,7 +299,8 @@ def check_positions(setting: str, length: int, part: Any, what: str, added: int 
 
 
 def check_word_width(part: Any, kind: str, reference: str) -> None:
-    """Check that vectors inserted among a backbone's word embeddings have their width.
+    """Check that vectors inserted among a backbone's word embeddings have the same width as
+    these.
 
     Args:
         kind: the model's kind, for the message.

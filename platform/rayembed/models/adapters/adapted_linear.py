@@ -1,4 +1,5 @@
-"""Frozen linear layer with a low-rank adapter as a single operation, which saves masks and copies.
+"""Frozen linear layer and its low-rank adapter, fused into one operation that stores less for the
+backward pass.
 
 y = W x + b + s B A d(x), with the dropout d. T tokens, I inputs, O outputs, R rank.
 
@@ -34,7 +35,8 @@ _kernels: Any = torch.ops.rayembed
 
 
 class AdaptedLinear(Linear):  # type: ignore[misc] # peft has no types
-    """peft's LoRA layer with a fused forward pass, used where only its own weights matter.
+    """peft's LoRA layer with a fused forward pass; it falls back to peft's own where hooks or
+    further adapters are involved.
 
     Names, saving and merging are peft's.
     """
@@ -60,7 +62,8 @@ class AdaptedLinear(Linear):  # type: ignore[misc] # peft has no types
         return out
 
     def _alone(self, base: Any) -> bool:
-        """Whether the layer's output is that of its weights and one plain adapter.
+        """Whether the output depends only on the layer's weights and one plain adapter, so that the
+        fused operation may replace peft's.
 
         A layer with hooks must be called: an engine that partitions weights gathers them there.
         """
@@ -81,8 +84,8 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def keeps_bits(x: Tensor, rank: int) -> bool:
-    """Whether the backward pass stores dropout as bits, rather than the dropped-out inputs and
-    their factors.
+    """Whether dropout is stored for the backward pass as one bit per input (on GPUs), instead of as
+    the multiplied inputs and their factors.
     """
     if x.device.type == "cuda":
         return kernels_work(x.device, x.dtype, rank)
@@ -98,8 +101,8 @@ def computed(
     scale: float,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the output (…, O), A d(x) of (T, R), and the dropout state for the backward pass:
-    bits, or the factors and d(x).
+    """Compute the output (…, O), the adapter's inner product A d(x) of (T, R), and what the
+    backward pass needs to repeat the dropout d: bits, or factors and d(x).
 
     All of one dtype.
     """
@@ -138,7 +141,7 @@ def gradients(
     dropout: float,
     of_x: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of x (optional), A and B from the output's.
+    """Compute the gradients of x (optional), A and B from the gradient of the output.
 
     Args:
         x: of the forward pass; d(x) where that is kept.

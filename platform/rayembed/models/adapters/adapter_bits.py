@@ -1,4 +1,5 @@
-"""Adapter dropout that stores one bit per input: operations on bits and numbers.
+"""Adapter dropout that stores one bit per input: reference implementations in torch of the
+operations with these bits.
 
 T tokens, I inputs, R rank; bits are uint8 (T, ceil(I / 8)), a byte has eight columns, the first one
 lowest. On GPUs the operations are Triton's kernels (`adapter_kernels`), elsewhere torch's, by which
@@ -32,21 +33,21 @@ _SCHEMAS = {
 
 
 def share_kept(dropout: float) -> float:
-    """Share of values that dropout keeps, a multiple of 1/65,536: each decision has 16
-    random bits.
+    """Round the share of values that dropout keeps to a multiple of 1/65,536, as each decision uses
+    16 random bits.
     """
     return min(max(round(_LEVELS * (1 - dropout)), 1), _LEVELS - 1) / _LEVELS
 
 
 def splits_of(tokens: int) -> int:
-    """Number of parts in which A's gradient is summed: a function of the tokens alone, so that all
-    GPUs sum alike.
+    """Number of parts in which A's gradient is summed; it depends on the token count alone, so that
+    every GPU adds in the same order.
     """
     return max(1, -(-tokens // SPLIT))
 
 
 def unpacked(bits: Tensor, columns: int) -> Tensor:
-    """Unpack bits to booleans (T, I)."""
+    """Unpack dropout bits to a boolean matrix (T, I)."""
     places = torch.arange(8, dtype=torch.uint8, device=bits.device)
     return (bits[..., None] >> places & 1).flatten(-2)[:, :columns].bool()
 
@@ -71,7 +72,9 @@ def draw_bits(seed: Tensor, rows: int, columns: int, keep: float) -> Tensor:
 
 
 def _philox(place: Tensor, seed: Tensor) -> list[Tensor]:
-    """Four numbers of 32 bits for each place."""
+    """Compute four 32-bit random numbers for each position with the Philox generator, as Triton
+    does.
+    """
     low = 0xFFFFFFFF
     first, second, third, fourth = place & low, place >> 32, place * 0, place * 0
     keys = [seed & low, seed >> 32 & low]
@@ -88,20 +91,26 @@ def _philox(place: Tensor, seed: Tensor) -> list[Tensor]:
 
 
 def _product(constant: int, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Upper and lower 32 bits of a product of 32 bits with 32 bits, in 64 bits with a sign."""
+    """Multiply 32-bit numbers held in signed int64, without overflow; return the upper and lower 32
+    bits.
+    """
     lower, upper = numbers & 0xFFFF, numbers >> 16
     middle = constant * upper + (constant * lower >> 16)
     return middle >> 16, (middle & 0xFFFF) << 16 | constant * lower & 0xFFFF
 
 
 def kept_down(x: Tensor, bits: Tensor, down: Tensor, keep: float) -> Tensor:
-    """(x∘m) Aᵀ / keep of (T, R), in the type of x."""
+    """Compute (x∘m) Aᵀ / keep of (T, R), the adapter's first product with dropout mask m, in the
+    dtype of x.
+    """
     x, down, dtype = _wide(x), _wide(down), x.dtype
     return torch.mm(x * unpacked(bits, x.shape[1]), down.t()).div_(keep).to(dtype)
 
 
 def kept_of_down(of_thin: Tensor, x: Tensor, bits: Tensor, keep: float) -> Tensor:
-    """(of_thin)ᵀ (x∘m) / keep of each 2,048 tokens, (parts, R, I) in float32."""
+    """Compute A's gradient (of_thin)ᵀ (x∘m) / keep separately for each block of 2,048 tokens:
+    (parts, R, I) float32.
+    """
     x, of_thin = _wide(x) * unpacked(bits, x.shape[1]), _wide(of_thin)
     starts = (place * SPLIT for place in range(splits_of(len(x))))
     parts = [of_thin[at : at + SPLIT].t() @ x[at : at + SPLIT] for at in starts]
@@ -109,7 +118,7 @@ def kept_of_down(of_thin: Tensor, x: Tensor, bits: Tensor, keep: float) -> Tenso
 
 
 def kept_of_input(of_thin: Tensor, down: Tensor, bits: Tensor, keep: float) -> Tensor:
-    """(of_thin A)∘m / keep of (T, I), in the type of A."""
+    """Compute the gradient of x, (of_thin A)∘m / keep of (T, I), in the dtype of A."""
     found = torch.mm(_wide(of_thin), _wide(down)).div_(keep)
     return found.mul_(unpacked(bits, down.shape[1])).to(down.dtype)
 
@@ -147,7 +156,8 @@ def _why_not(device: torch.device, dtype: torch.dtype, rank: int) -> str | None:
 
 
 def differences(device: torch.device, dtype: torch.dtype, rank: int) -> dict[str, float]:
-    """Largest difference of each kernel from torch's operations, relative to the largest value.
+    """Run each Triton kernel on test data and return its largest difference from torch's result,
+    relative to the largest value.
 
     Numbers are the same each time, without any generator; sizes are no multiples of a tile's.
     """

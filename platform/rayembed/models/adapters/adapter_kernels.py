@@ -1,4 +1,4 @@
-"""Triton kernels for dropout by bits (`adapter_bits`), on GPUs.
+"""Triton kernels for GPUs that implement the dropout operations of `adapter_bits`.
 
 T tokens, I inputs, R rank; a byte of bits has eight columns, the first one lowest. Kernels read
 inputs and bits once for each 64 ranks, and write once. Sums are in float32 and in one order, so
@@ -23,7 +23,8 @@ MOST_RANKS = 64
 
 
 def tiles(dtype: torch.dtype) -> dict[str, dict[str, int]]:
-    """Tokens and inputs of a program's tile, by kernel; without register spills on sm_80 and 90.
+    """Return the tile size (tokens, inputs) of each kernel, chosen so that registers do not spill
+    on sm_80 and sm_90.
 
     Products of float32 are not those of tensor cores, and hold their factors in registers.
     """
@@ -35,20 +36,22 @@ def tiles(dtype: torch.dtype) -> dict[str, dict[str, int]]:
 
 
 def ranks(rank: int) -> int:
-    """Ranks of a program's tile: a power of two, at least the 16 that matrix products need."""
+    """Round the adapter rank up to the tile's size: a power of two, at least 16, as matrix products
+    need.
+    """
     return min(MOST_RANKS, max(16, int(triton.next_power_of_2(rank))))
 
 
 @triton.jit
 def _decided(number, limit):
-    """Two decisions of 32 random bits: by the lower half, and by the upper one."""
+    """Make two dropout decisions from 32 random bits, one from each half."""
     return ((number << 16) < limit).to(tl.int32) | ((number < limit).to(tl.int32) << 1)
 
 
 @triton.jit(do_not_specialize=["size", "limit"])
 def draw_kernel(seed, bits, size, limit, BYTES: tl.constexpr):
-    """Draw bytes of dropout decisions, each from 16 of the 128 Philox bits of its
-    byte's position.
+    """Draw dropout bits, eight to a byte; each uses 16 of the 128 Philox bits of its byte's
+    position.
     """
     place = tl.program_id(0).to(tl.int64) * BYTES + tl.arange(0, BYTES)
     one, two, three, four = tl.randint4x(tl.load(seed), place)
@@ -60,7 +63,7 @@ def draw_kernel(seed, bits, size, limit, BYTES: tl.constexpr):
 
 @triton.jit
 def _kept(bits, token, first, tokens, width, TOKENS: tl.constexpr, INPUTS: tl.constexpr):
-    """Whether numbers of a tile are kept, from column `first` on."""
+    """Load the dropout bits of a tile that begins at column `first`, as a boolean matrix."""
     byte = first // 8 + tl.arange(0, INPUTS // 8)
     inside = (token < tokens)[:, None] & (byte < width)[None, :]
     packed = tl.load(bits + token[:, None] * width + byte[None, :], mask=inside, other=0)
@@ -73,7 +76,7 @@ def down_kernel(
     x, bits, weight, out, tokens, inputs, rank, scale,
     TOKENS: tl.constexpr, INPUTS: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
-    """(x∘m) Aᵀ · scale of (T, R)."""
+    """Compute (x∘m) Aᵀ · scale of (T, R)."""
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     row = tl.program_id(1) * RANK + tl.arange(0, RANK)
     width = (inputs + 7) // 8
@@ -97,7 +100,7 @@ def of_down_kernel(
     of_thin, x, bits, out, tokens, inputs, rank, scale,
     SPLIT: tl.constexpr, TOKENS: tl.constexpr, INPUTS: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
-    """(of_thin)ᵀ (x∘m) · scale over some tokens, in float32 of (splits, R, I)."""
+    """Compute (of_thin)ᵀ (x∘m) · scale for one part of the tokens, in float32 of (splits, R, I)."""
     first = tl.program_id(0) * INPUTS
     column = first + tl.arange(0, INPUTS)
     split = tl.program_id(1).to(tl.int64)
@@ -123,7 +126,7 @@ def of_input_kernel(
     of_thin, weight, bits, out, tokens, inputs, rank, scale,
     TOKENS: tl.constexpr, INPUTS: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
-    """(of_thin A)∘m · scale of (T, I)."""
+    """Compute (of_thin A)∘m · scale of (T, I)."""
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     first = tl.program_id(1) * INPUTS
     column = first + tl.arange(0, INPUTS)
@@ -142,7 +145,7 @@ def of_input_kernel(
 
 
 def draw_bits(seed: Tensor, rows: int, columns: int, keep: float) -> Tensor:
-    """Same as `adapter_bits.draw_bits`."""
+    """Triton version of `adapter_bits.draw_bits`."""
     bits = torch.empty(rows, -(-columns // 8), dtype=torch.uint8, device=seed.device)
     size = bits.numel()
     with _on(seed):
@@ -151,7 +154,7 @@ def draw_bits(seed: Tensor, rows: int, columns: int, keep: float) -> Tensor:
 
 
 def kept_down(x: Tensor, bits: Tensor, down: Tensor, keep: float) -> Tensor:
-    """Same as `adapter_bits.kept_down`."""
+    """Triton version of `adapter_bits.kept_down`."""
     (tokens, inputs), rank = x.shape, len(down)
     out = x.new_empty(tokens, rank)
     tile, block = tiles(x.dtype)["down_kernel"], ranks(rank)
@@ -163,7 +166,7 @@ def kept_down(x: Tensor, bits: Tensor, down: Tensor, keep: float) -> Tensor:
 
 
 def kept_of_down(of_thin: Tensor, x: Tensor, bits: Tensor, keep: float, split: int) -> Tensor:
-    """Same as `adapter_bits.kept_of_down`, in parts of `split` tokens."""
+    """Triton version of `adapter_bits.kept_of_down`, in parts of `split` tokens."""
     (tokens, inputs), rank = x.shape, of_thin.shape[1]
     splits, block = max(1, triton.cdiv(tokens, split)), ranks(rank)
     out = x.new_empty(splits, rank, inputs, dtype=torch.float32)
@@ -176,7 +179,7 @@ def kept_of_down(of_thin: Tensor, x: Tensor, bits: Tensor, keep: float, split: i
 
 
 def kept_of_input(of_thin: Tensor, down: Tensor, bits: Tensor, keep: float) -> Tensor:
-    """Same as `adapter_bits.kept_of_input`."""
+    """Triton version of `adapter_bits.kept_of_input`."""
     tokens, (rank, inputs) = len(of_thin), down.shape
     out = of_thin.new_empty(tokens, inputs)
     tile, block = tiles(down.dtype)["of_input_kernel"], ranks(rank)
@@ -188,5 +191,7 @@ def kept_of_input(of_thin: Tensor, down: Tensor, bits: Tensor, keep: float) -> T
 
 
 def _on(tensor: Tensor) -> Any:
-    """Triton launches on the current device, whatever its arguments are on."""
+    """Return a context that makes the tensor's GPU current, because Triton launches kernels on the
+    current device.
+    """
     return torch.accelerator.device_index(tensor.device.index)

@@ -1,4 +1,5 @@
-"""Packed micro-batches: the tokens of all texts concatenated, without padding.
+"""Packed micro-batches: the tokens of all texts concatenated into one sequence, without
+padding.
 
 B texts, T tokens of all of them, H hidden size. A packed batch has in place of `attention_mask` the
 entries `cu_seqlens` (B + 1,) int32, `position_ids` (T,) int64, which begin anew in each text, and
@@ -14,7 +15,7 @@ from torch import Tensor
 
 
 class Packed(NamedTuple):
-    """Boundaries of texts among packed tokens."""
+    """Start and end offsets of the texts within a packed sequence of tokens."""
 
     cu_seqlens: Tensor
     """(B + 1,) int32 cumulative lengths, from 0 to T."""
@@ -23,7 +24,7 @@ class Packed(NamedTuple):
 
     @classmethod
     def of(cls, batch: Mapping[str, Tensor], prefix: str = "") -> "Packed | None":
-        """Text boundaries of a packed batch; None for a padded batch.
+        """Read the text offsets of a packed batch; None for a padded batch.
 
         Args:
             prefix: before the names of the entries.
@@ -58,19 +59,21 @@ class Packed(NamedTuple):
         return places - self.of_tokens(self.firsts, num_tokens)
 
     def sums(self, values: Tensor) -> Tensor:
-        """(B, …) float32 sums over the tokens of each text, of values (T, …)."""
+        """Sum values (T, …) over the tokens of each text; (B, …) float32."""
         return torch.segment_reduce(
             values.float(), "sum", offsets=self.cu_seqlens.long(), axis=0, unsafe=True
         )
 
     def largest(self, values: Tensor) -> Tensor:
-        """(B, …) float32 largest values of each text, of values (T, …)."""
+        """Take the maximum of values (T, …) over the tokens of each text; (B, …) float32."""
         return torch.segment_reduce(
             values.float(), "max", offsets=self.cu_seqlens.long(), axis=0, unsafe=True
         )
 
     def for_attention(self) -> dict[str, Any]:
-        """Arguments of a transformers model or of `attention.attention`, by transformers' names."""
+        """Return the text offsets as keyword arguments of a transformers model or of
+        `attention.attention`.
+        """
         return {
             "cu_seq_lens_q": self.cu_seqlens,
             "cu_seq_lens_k": self.cu_seqlens,
@@ -80,7 +83,7 @@ class Packed(NamedTuple):
 
 
 def pack(rows: Sequence[np.ndarray], prefix: str = "") -> dict[str, Tensor]:
-    """Make the entries of a packed batch that state each text's boundaries.
+    """Compute the entries of a packed batch that mark each text's start, end and positions.
 
     Args:
         prefix: before the names of the entries.
@@ -102,7 +105,7 @@ def joined(rows: Sequence[np.ndarray]) -> Tensor:
 
 
 def counted_positions(ids: Tensor, positions: Tensor, first: int) -> Tensor:
-    """(T,) position ids of packed tokens, as the model numbers them.
+    """(T,) position ids of packed tokens, in the model family's own numbering.
 
     RoBERTa and its like count from behind the padding's id, which has no place of its own, also
     where a text spells it out.

@@ -1,5 +1,5 @@
-"""Attention for training on CPUs by plain matrix products over few short texts, and for packed
-texts.
+"""Attention by plain matrix products, fast for training on few short texts on CPUs, and attention
+for packed texts.
 
 SDPA's flash kernel for CPUs is slow in bf16 where texts are short: products in float32 took two
 thirds to a third of its time, and their gradients lie nearer to those of float64
@@ -35,7 +35,8 @@ needs them."""
 
 
 def use_products(model: Any) -> None:
-    """Switch a transformers model to `attention`, if its family has selectable attention.
+    """Make a transformers model use this module's `attention`, if its family lets attention be
+    chosen.
 
     Families that ask for SDPA by its name (sparse attention of DeepSeek 3.2 and others) keep it.
     """
@@ -111,7 +112,8 @@ def attention(
 
 
 def _kernels_with_dropout() -> AbstractContextManager[None]:
-    """SDPA without its flash kernel where `varlen.settled_kernel` or somebody else replaced it.
+    """Return a context in which SDPA avoids a replaced flash kernel, which would fail on
+    dropout.
 
     The others raise an error at any dropout, of which SDPA knows nothing when it chooses.
     """
@@ -124,7 +126,9 @@ def _kernels_with_dropout() -> AbstractContextManager[None]:
 def _bias(
     module: torch.nn.Module, query: Tensor, mask: Tensor | None, is_causal: bool | None
 ) -> Tensor | None:
-    """Bias added to the scores, (B or 1, heads or 1, T or 1, T) float32; None without one."""
+    """Convert a mask or causality to a float32 bias for attention scores, (B or 1, heads or 1, T or
+    1, T); None if nothing is masked.
+    """
     lowest = torch.finfo(torch.float32).min  # not -inf: a row may have nothing to attend to
     length = query.shape[2]
     if mask is None:
@@ -153,7 +157,7 @@ def _unpadded(
     position_bias: Tensor | None = None,
     **_: Any,
 ) -> Tensor:
-    """(1, T, H, D) attention within packed texts."""
+    """Compute attention within each packed text; returns (1, T, H, D)."""
     if dropout or position_bias is not None:
         raise ValueError("attention of packed texts has neither dropout nor a bias")
     attended: Tensor = varlen_attention(
@@ -171,5 +175,7 @@ def _unpadded(
 
 
 def _causal(module: torch.nn.Module, is_causal: bool | None) -> bool:
-    """Whether a layer is causal; by what its call says, else by what it says itself."""
+    """Whether a layer's attention is causal: the call's argument decides, else the layer's
+    attribute.
+    """
     return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)

@@ -1,4 +1,4 @@
-"""Decision whether a model's micro-batches are packed or padded.
+"""Decide whether a model's micro-batches are packed or padded.
 
 Packed where a GPU has a kernel for the attention of all parts. Families of transformers differ in
 what they hand to their attention, so each is tried: a few packed texts must give the states that
@@ -38,8 +38,8 @@ _trials: WeakKeyDictionary[nn.Module, dict[object, _Reason]] = WeakKeyDictionary
 
 
 def packs(model: EmbeddingModel) -> bool:
-    """Decide whether the model's micro-batches are packed, from its setting, its parts and its
-    device.
+    """Decide whether the model's micro-batches are packed, by its `unpadded` setting, its parts and
+    its device.
 
     The first call after a move to a device runs a few texts through the model's parts.
 
@@ -73,8 +73,8 @@ def _why_padded(model: EmbeddingModel) -> str | None:
 
 
 def why_part_padded(name: str, part: Any) -> str | None:
-    """Reason why a transformers model needs padded texts on its device, in its mode; None if it
-    does not.
+    """Return the reason why a transformers model needs padded texts on its device and in its train
+    or eval mode; None if it can read packed ones.
 
     Args:
         name: of the part, for the reason.
@@ -106,7 +106,8 @@ def why_not_alike(
     together: Callable[[Tensor, Packed, Tensor], Tensor],
     longest: int,
 ) -> str | None:
-    """Reason why packed texts give other states than single texts; None if they are equal.
+    """Try packed texts on the part and return the reason if their hidden states differ from single
+    texts'; None if they are equal.
 
     Args:
         alone: states (T, H) of one text's ids (T,).
@@ -121,8 +122,8 @@ def why_not_alike(
 
 
 def _computes_in_half(part: nn.Module) -> bool:
-    """Whether products of the part round to 16 bits: some of its weights have them, as the linear
-    layers of a teacher whose other weights are float32, or autocast is on.
+    """Whether the part computes matrix products in 16 bits: some of its weights have 16 bits, or
+    autocast is on.
     """
     weights = list(part.parameters())
     halved = any(weight.is_floating_point() and weight.itemsize < _FULL for weight in weights)

@@ -77,7 +77,8 @@ def varlen_attention(
 
 @lru_cache
 def settled_kernel(device: torch.device) -> str:
-    """Name of the selected kernel, with the reason unless it is FlashAttention 3 on a Hopper GPU.
+    """Choose the attention kernel for packed texts on a device; return its name, with the reason if
+    FlashAttention 3 cannot be used on a Hopper GPU.
 
     Switches the process to FlashAttention 3 where that is installed and right, which SDPA then
     takes as well; see `attention._kernels_with_dropout`. One that was switched on before stays.
@@ -95,7 +96,9 @@ def settled_kernel(device: torch.device) -> str:
 
 
 def _why_not_flash_3(device: torch.device) -> str | None:
-    """Switch to FlashAttention 3 and try it; the reason where it is not there or not right."""
+    """Switch to FlashAttention 3 and test it; if it is missing or wrong, switch back and return the
+    reason.
+    """
     from torch.nn import attention
 
     if _FLASH_3 not in attention.list_flash_attention_impls():
@@ -122,8 +125,8 @@ def _why_not_flash_3(device: torch.device) -> str | None:
 
 
 def _difference(device: torch.device) -> float:
-    """Greatest difference of the kernel's outputs and gradients from the reference's, among head
-    widths and masks that builds leave out.
+    """Return the largest difference of the kernel's outputs and gradients from the reference's, for
+    head widths and masks that some builds lack.
     """
     cases = [(width, sides) for width in _TRIED_WIDTHS for sides in _TRIED_SIDES]
     found = torch.tensor([_difference_of(device, *case) for case in cases])
@@ -184,7 +187,8 @@ def _kernel(
 
 
 def _half(query: Tensor, value: Tensor) -> torch.dtype | None:
-    """Number type of 16 bits for the kernel: that of the values or of autocast; None for neither.
+    """Return the 16-bit number type in which the kernel must run: that of the values or of
+    autocast; None if neither has 16 bits.
 
     Rotary positions in float32 may have widened queries and keys.
     """
@@ -231,7 +235,7 @@ def reference(
 def _hidden(
     num_queries: int, num_keys: int, sides: tuple[int, int], device: torch.device
 ) -> Tensor:
-    """(queries, keys) bool, true where a key is out of a query's sight."""
+    """(queries, keys) bool mask, true where a query may not attend to a key."""
     before, behind = sides
     places = torch.arange(num_keys, device=device)[None, :]
     distance = places - torch.arange(num_queries, device=device)[:, None]

@@ -1,1 +1,1 @@
-"""Plain bi-encoders: any encoder (or decoder) of transformers with simple pooling."""
+"""Plain bi-encoders: any encoder or decoder of transformers with a pooling without weights."""

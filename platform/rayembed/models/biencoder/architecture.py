@@ -1,4 +1,4 @@
-"""Bi-encoder architecture: from settings to files."""
+"""Bi-encoder architecture: builds the model from its settings and writes its files."""
 
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,9 @@ from rayembed.models.transformer_model import PooledTransformer
 
 
 class BiEncoder(PooledTransformer):
-    """Bi-encoder with shared weights; queries and documents may differ in prefix and length."""
+    """Embedding model that embeds queries and documents with the same weights; they may differ in
+    prefix and length.
+    """
 
     config: BiEncoderConfig
     tokenizer: PrefixTokenizer
@@ -60,7 +62,9 @@ class BiEncoder(PooledTransformer):
 
 
 class BiEncoderArchitecture(Architecture):
-    """Any transformer under its own mask, with pooling and optional linear layers."""
+    """Architecture of any transformer with its family's attention mask, a pooling and optional
+    linear layers.
+    """
 
     takes_any_encoder = True
 
@@ -73,7 +77,7 @@ class BiEncoderArchitecture(Architecture):
         return ProjectedPooling(pooling, width, config.projections)
 
     def tokenizer(self, config: BiEncoderConfig, folders: Folders) -> PrefixTokenizer:
-        """Tokenizer of prefix, instruction and text; all tokens are pooled."""
+        """Make the tokenizer of prefix, instruction and text; all tokens are pooled."""
         pretrained = pretrained_tokenizer(folders["backbone"])
         append_stated_eos(pretrained, folders["backbone"])
         return PrefixTokenizer(pretrained, config)
@@ -85,13 +89,15 @@ class BiEncoderArchitecture(Architecture):
         return BiEncoder(config, parts["backbone"], head, tokenizer)
 
     def projections(self, config: BiEncoderConfig) -> tuple[ProjectionConfig, ...]:
-        """Projections of the settings."""
+        """Return the projections that the settings name."""
         return config.projections
 
     def remark_on_start(
         self, config: BiEncoderConfig, folder: Path, transformer: Path
     ) -> str | None:
-        """Remark that a sentence-transformers folder uses another pooling."""
+        """Return a remark if a sentence-transformers folder pools or cuts vectors differently from
+        the run.
+        """
         if (folder / SETTINGS_FILE).is_file() or not (folder / "modules.json").is_file():
             return None
         pooling, width = read_modules(folder).pooling, read_stated(folder).width
@@ -105,7 +111,7 @@ class BiEncoderArchitecture(Architecture):
         return f"the start model cuts vectors at {width}, this run at {config.width} (model.width)"
 
     def published(self, folder: Path) -> Published | None:
-        """An encoder in the format of sentence-transformers or of transformers."""
+        """Read an encoder in the format of sentence-transformers or of transformers."""
         found = read_encoder_folder(folder)
         return Published(
             found.config,
@@ -123,8 +129,8 @@ class BiEncoderArchitecture(Architecture):
         )
 
     def check_sentence_files(self, config: BiEncoderConfig, folder: Path) -> None:
-        """Check pooling, projections, length and width against the files of
-        sentence-transformers.
+        """Check that the files of sentence-transformers state the same pooling, projections, length
+        and width as the settings.
         """
         if is_own_format(folder):  # a graph, of which sentence-transformers reads no modules
             return
@@ -162,12 +168,14 @@ class BiEncoderArchitecture(Architecture):
         return self.assemble(config, parts, head, tokenizer).eval()
 
     def write_sentence_files(self, model: BiEncoder, folder: Path) -> list[ModuleEntry]:
-        """Write the plain format of sentence-transformers."""
+        """Write the model in the standard format of sentence-transformers."""
         return write_plain_format(model, folder)
 
 
 def _check_tokens(folder: Path, backbone: Any) -> None:
-    """Raise for a tokenizer that makes other inputs with sentence-transformers than here."""
+    """Raise if sentence-transformers would tokenise texts differently from rayembed with this
+    folder's tokenizer.
+    """
     check_tokenizer(
         pretrained_tokenizer(folder),
         folder,

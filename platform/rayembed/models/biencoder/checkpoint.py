@@ -1,4 +1,4 @@
-"""Bi-encoders in usual formats: sentence-transformers' or plain transformers'."""
+"""Bi-encoders in the common formats: sentence-transformers and plain transformers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ _UNLIMITED = 10**6  # tokenizers without a limit say 1e30
 
 
 class EncoderFolder(NamedTuple):
-    """A foreign encoder folder described as a bi-encoder."""
+    """Encoder that rayembed did not write, described as a bi-encoder."""
 
     config: BiEncoderConfig
     transformer: Path
@@ -38,7 +38,7 @@ class EncoderFolder(NamedTuple):
 
 
 def read_encoder_folder(folder: Path, *, dtype: Dtype | None = None) -> EncoderFolder:
-    """Read settings that describe an encoder as a bi-encoder, with the locations of its weights.
+    """Describe an encoder folder as a bi-encoder: read its settings and locate its weights.
 
     Reads JSON alone. Prompts named `query` and `document` (or `passage`, `corpus`) become the
     roles' prefixes. A folder without `modules.json` is taken with mean pooling.
@@ -71,7 +71,7 @@ def read_encoder_folder(folder: Path, *, dtype: Dtype | None = None) -> EncoderF
 
 
 def published_width(found: EncoderFolder) -> int:
-    """Width of an encoder's vectors, by its settings alone.
+    """Read the width of an encoder's vectors from its settings, without loading weights.
 
     Raises:
         ArtifactError: they state none.
@@ -139,7 +139,9 @@ def _write_projections(head: Any, configs: Sequence[ProjectionConfig], folder: P
 
 
 def _check_similarity(folder: Path, stated: Stated, *, normalized: bool) -> None:
-    """Raise for a model whose vectors are compared by more than their direction."""
+    """Raise for a model whose similarity function is not the cosine and so depends on the length of
+    vectors.
+    """
     # What is cut behind the Normalize module is of unit length no longer.
     unit = normalized and stated.width is None
     if stated.similarity not in (None, "cosine", *(("dot", "euclidean") if unit else ())):
@@ -153,7 +155,8 @@ def _check_similarity(folder: Path, stated: Stated, *, normalized: bool) -> None
 
 
 def _max_length(transformer: Path, stated: int | None) -> int:
-    """Maximum tokens of a text as in sentence-transformers, at most the number of learnt positions.
+    """Determine the maximum tokens of a text as sentence-transformers does, at most the number of
+    learnt positions.
 
     Args:
         stated: of the Transformer module; None: the smaller of tokenizer's and transformer's, by
@@ -178,7 +181,9 @@ def _max_length(transformer: Path, stated: int | None) -> int:
 
 
 def saved_in_float16(found: EncoderFolder) -> bool:
-    """Whether all weights are float16, by the headers of safetensors files."""
+    """Whether all floating-point weights are float16, according to the headers of the safetensors
+    files.
+    """
     paths = [*weight_paths(found.transformer), *found.dense]
     if any(path.suffix != ".safetensors" or not path.is_file() for path in paths):
         return False

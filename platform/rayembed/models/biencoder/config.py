@@ -41,12 +41,12 @@ class BiEncoderConfig(ArchitectureConfig):
 
     @property
     def has_plain_format(self) -> bool:
-        """Whether sentence-transformers can represent the model without rayembed's code, apart from
-        a length for each role.
+        """True, as sentence-transformers can load this model without rayembed, except for different
+        maximum lengths of queries and documents.
         """
         return True
 
     @property
     def description(self) -> str:
-        """The architecture with its pooling."""
+        """Description for people: the architecture and its pooling."""
         return f"A bi-encoder with {self.pooling.kind.replace('_', '-')} pooling"
