@@ -1,4 +1,4 @@
-"""Model and tokenizer interfaces that trainer, evaluator and registry use.
+"""Interfaces of models and tokenizers, through which the rest of the code uses them.
 
 Shapes: B texts of a micro-batch, D embedding width, S summable statistics, C context vectors.
 """
@@ -34,7 +34,7 @@ class Tokenizer(Protocol):
         *,
         allow_empty: bool = False,
     ) -> list[Tokens]:
-        """Tokens of each text in its role.
+        """Tokenise texts in their role.
 
         Args:
             instructions: the task definition of each text, `""` for none; None: none at all.
@@ -53,7 +53,7 @@ class Tokenizer(Protocol):
 
 @runtime_checkable
 class PackingTokenizer(Tokenizer, Protocol):
-    """Tokenizer that also collates micro-batches without padding."""
+    """Protocol of tokenizers that can also collate micro-batches without padding."""
 
     def pack(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
         """Collate a packed micro-batch: the texts' tokens one after the other, see `packed`."""
@@ -61,7 +61,9 @@ class PackingTokenizer(Tokenizer, Protocol):
 
 
 class PromptTokenizer(Tokenizer, Protocol):
-    """Tokenizer that puts a literal prompt before a text: a prefix, an instruction, or both."""
+    """Protocol of tokenizers that put a literal prompt before a text: a prefix, an instruction, or
+    both.
+    """
 
     pretrained: Any
     """Underlying tokenizer of transformers."""
@@ -69,40 +71,40 @@ class PromptTokenizer(Tokenizer, Protocol):
     """Maximum total tokens of a text, by role."""
 
     def prompt(self, instruction: str, role: Role) -> str:
-        """Literal prompt before a text of this role with this instruction."""
+        """Return the literal prompt that this instruction puts before texts of this role."""
         ...
 
     def with_prompts(
         self, texts: Sequence[str], prompts: Sequence[str], role: Role, *, allow_empty: bool = False
     ) -> list[Tokens]:
-        """Tokens of each text after its literal prompt; raises the errors of `__call__`."""
+        """Tokenise each text after its literal prompt; raises the errors of `__call__`."""
         ...
 
     def budget(self, role: Role) -> int:
-        """Token budget of prompt and text in this role."""
+        """Number of tokens that prompt and text may have together in this role."""
         ...
 
     def num_prompt_tokens(self, prompt: str) -> int:
-        """Maximum tokens of a prompt within the budget."""
+        """Largest number of tokens that a prompt may take of the `budget`."""
         ...
 
 
 @runtime_checkable
 class TrainingTokenizer(Tokenizer, Protocol):
-    """Tokenizer that produces different tokens for training than for inference."""
+    """Protocol of tokenizers that produce different tokens in training than in inference."""
 
     def in_training(self) -> Tokenizer:
-        """Copy of the tokenizer for training."""
+        """Return a copy of the tokenizer for training."""
         ...
 
 
 @runtime_checkable
 class InContextTokenizer(Tokenizer, Protocol):
-    """Tokenizer whose queries may be preceded by in-context examples in training."""
+    """Protocol of tokenizers that can put in-context examples before queries in training."""
 
     @property
     def max_examples(self) -> int:
-        """Maximum in-context examples of a query; 0 if none."""
+        """Maximum number of in-context examples before a query; 0 if examples are off."""
         ...
 
     def instruct(self, instruction: str, examples: Sequence[tuple[str, str]]) -> str:
@@ -111,7 +113,9 @@ class InContextTokenizer(Tokenizer, Protocol):
 
 
 class EmbedOutput(NamedTuple):
-    """Forward output of one micro-batch; a tuple, whose tensors engines can find."""
+    """Output of the forward pass of one micro-batch; a tuple, so that engines such as DeepSpeed see
+    its tensors.
+    """
 
     embeddings: Tensor
     """(B, D) float32 unit vectors."""
@@ -122,7 +126,9 @@ class EmbedOutput(NamedTuple):
 
 
 class TrainableModel(nn.Module):
-    """A module that an engine trains: classifies its parameters and protects its buffers."""
+    """Base class of trainable models: says which parameters are the backbone's, and keeps buffers
+    in float32 when the model is cast.
+    """
 
     kept_zeros: Mapping[str, Tensor] = MappingProxyType({})
     """Masks of weights that stay zero, by parameter name after adapters are merged: bool, in the
@@ -136,12 +142,12 @@ class TrainableModel(nn.Module):
 
     @property
     def trained_parts(self) -> list[Any]:
-        """Transformers that are trained or have trained adapters."""
+        """Transformers of the model that are trained or have trained adapters."""
         return []
 
     def recompute_layers(self, number: int | None = None, between_products: int = 0) -> None:
-        """Recompute the activations of this many layers in the backward pass, and of further layers
-        all but matrix products; see `layers.recompute_layers`.
+        """Recompute the activations of the first `number` layers in the backward pass; of the next
+        `between_products` layers, all but matrix products.
 
         Raises:
             ConfigError: there are none.
@@ -158,7 +164,7 @@ class TrainableModel(nn.Module):
         raise TypeError(f"{type(self).__name__} has no layers to compile")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Apply a cast or move to all tensors without lowering the precision of buffers.
+        """Cast or move all tensors, but keep float32 buffers in float32.
 
         Rotary frequencies live in buffers. DeepSpeed casts a whole model by `bfloat16()`; rounded
         to 8 bits they turn tokens by wrong angles, up to 0.7 rad at position 500.
@@ -189,7 +195,7 @@ class EmbeddingModel(TrainableModel):
     """Widths at which the embedding may be truncated, the full one first."""
 
     def forward(self, batch: dict[str, Tensor], context: Tensor | None = None) -> EmbedOutput:
-        """Embed one collated micro-batch; `context` only if `uses_context`."""
+        """Embed one collated micro-batch; `context` is given only to models with `uses_context`."""
         raise TypeError(f"{type(self).__name__} does not embed")
 
     uses_context: bool = False
@@ -218,8 +224,8 @@ class EmbeddingModel(TrainableModel):
     """Default instructions by role, for texts without one: the run's, if all its data share one."""
 
     def why_padded(self) -> str | None:
-        """Reason why micro-batches must be padded on this device, in this mode; None if there is
-        none.
+        """Return the reason why micro-batches must be padded on this device, in train or eval mode;
+        None if they may be packed.
 
         Asked of models with `takes_packed` only.
         """
@@ -234,12 +240,12 @@ class EmbeddingModel(TrainableModel):
         return self.default_instructions.get(role, "") if given is None else given
 
     def embed_context(self, batch: dict[str, Tensor]) -> Tensor:
-        """(B, C) context vectors of one collated micro-batch of documents."""
+        """Embed one collated micro-batch of documents to (B, C) context vectors."""
         raise TypeError(f"{type(self).__name__} takes no context")
 
     def set_corpus(self, vectors: Tensor | None) -> None:
-        """Set the default context for texts without a context of their own; it is saved with the
-        model.
+        """Set the default context, for texts that are embedded without a context; it is saved with
+        the model.
 
         Args:
             vectors: (n, C) of `embed_context`, n at most `max_context`; None: no corpus is known.
@@ -247,18 +253,18 @@ class EmbeddingModel(TrainableModel):
         raise TypeError(f"{type(self).__name__} takes no context")
 
     def no_context(self) -> Tensor:
-        """(0, C) context of no documents."""
+        """(0, C) tensor that stands for a context without documents."""
         raise TypeError(f"{type(self).__name__} takes no context")
 
     def known_ahead(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Precompute further entries of a collated micro-batch on the CPU, so that `forward` need
-        not wait for a device.
+        """Precompute further entries of a collated micro-batch on the CPU, which `forward` would
+        otherwise have to wait for on the GPU.
         """
         return {}
 
     def first_pass(self, tokens: Sequence[Tokens], tokens_per_batch: int) -> Sequence[Tokens]:
-        """Run the first part of the model on its own micro-batches, and return tokens with its
-        output.
+        """Run the model's first part on all texts, in micro-batches of its own, and return the
+        tokens with its output.
 
         For inference: each part of the model then works on texts that were sorted by their length
         for it. `forward` gives the same for these tokens. Here they come back as they are.
@@ -269,11 +275,13 @@ class EmbeddingModel(TrainableModel):
         return tokens
 
     def auxiliary_loss(self, statistics: Tensor) -> Tensor:
-        """Scalar added to the loss, from statistics summed over the global batch."""
+        """Compute a scalar that is added to the loss, from statistics summed over the
+        global batch.
+        """
         raise TypeError(f"{type(self).__name__} has no auxiliary loss")
 
     def statistics_metrics(self, statistics: Tensor) -> dict[str, float]:
-        """Log metrics from the statistics of the global batch."""
+        """Compute metrics for the log from the statistics of the global batch."""
         return {}
 
     def save(self, folder: Path, *, instructions: Mapping[str, str] | None = None) -> None:
@@ -286,7 +294,7 @@ class EmbeddingModel(TrainableModel):
 
 
 def cost(tokens: Tokens) -> int:
-    """Length of a tokenised text, by which texts are sorted and batched."""
+    """Number of tokens of a text, by which texts are sorted and batched."""
     return len(tokens["input_ids"])
 
 
@@ -296,7 +304,7 @@ def to_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tenso
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on the device, asynchronously from pinned memory."""
+    """Copy the tensor to the device, asynchronously from pinned memory."""
     return tensor.to(device, non_blocking=True)
 
 
@@ -306,7 +314,7 @@ def pinned(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def trainable_state(model: nn.Module) -> dict[str, Tensor]:
-    """Detached trainable parameters by name, sharing the model's memory."""
+    """Return the detached trainable parameters by name; they share the model's memory."""
     return {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
 
 

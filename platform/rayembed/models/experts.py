@@ -1,4 +1,5 @@
-"""Mixture of experts in place of an MLP: router, experts, balance statistics.
+"""Mixture-of-experts layer that replaces an MLP: router, experts, and statistics of their
+balance.
 
 Dropless: every token reaches its experts however many chose the same one. A layer's experts may be
 shared out among workers, to which rows of tokens then go and come back; routing, probabilities and
@@ -28,7 +29,7 @@ _GROUPED_MULTIPLE = 8
 
 
 class MixtureOutput(NamedTuple):
-    """Output of a mixture for N tokens."""
+    """Output of a mixture-of-experts layer for N tokens."""
 
     output: Tensor
     """Output vectors (N, H)."""
@@ -44,26 +45,26 @@ class Float32Linear(nn.Linear):
     """Linear layer that multiplies in float32, for any dtype of weight and input."""
 
     def forward(self, input: Float[Tensor, "N H"]) -> Float[Tensor, "N E"]:
-        """Outputs in float32."""
+        """Return the outputs in float32."""
         with _without_autocast(input):
             return functional.linear(input.float(), self.weight.float())
 
 
 class Router(nn.Module):
-    """Router: a linear layer without bias, with one logit for each expert."""
+    """Router of a mixture: a linear layer without bias that gives one logit for each expert."""
 
     def __init__(self, hidden_size: int, num_experts: int) -> None:
         super().__init__()
         self.layer = Float32Linear(hidden_size, num_experts, bias=False)
 
     def forward(self, tokens_NH: Float[Tensor, "N H"]) -> Float[Tensor, "N E"]:
-        """Logits of the experts, float32."""
+        """Return the logits of the experts, float32."""
         logits: Tensor = self.layer(tokens_NH)
         return logits
 
 
 class ExpertMlps(nn.Module):
-    """Two layers of all experts with GELU between; expert e has the rows e·F to (e+1)·F."""
+    """The MLPs of all experts, stored in two matrices; expert e has the rows e·F to (e+1)·F."""
 
     def __init__(
         self, hidden_size: int, inner_size: int, num_experts: int, *, hidden_bias: bool
@@ -79,7 +80,7 @@ class ExpertMlps(nn.Module):
     def forward(
         self, rows_MH: Float[Tensor, "M H"], counts_E: Int[Tensor, " E"]
     ) -> Float[Tensor, "M H"]:
-        """Outputs of the experts for their rows, which are grouped by expert.
+        """Apply each expert to its rows, which are grouped by expert.
 
         Args:
             counts_E: how many rows each expert has.
@@ -109,7 +110,7 @@ class ExpertMlps(nn.Module):
         return torch.cat(outputs)
 
     def of_expert(self, expert: int, rows_RH: Float[Tensor, "R H"]) -> Float[Tensor, "R H"]:
-        """Outputs of one expert for rows."""
+        """Apply one expert to the given rows."""
         inner_size = self.w1.shape[0] // self.num_experts
         own = slice(expert * inner_size, (expert + 1) * inner_size)
         bias = None if self.b1 is None else self.b1[own]
@@ -117,7 +118,7 @@ class ExpertMlps(nn.Module):
         return inner_RF @ self.w2[own]
 
     def keep(self, first: int, number: int) -> None:
-        """Keep only `number` experts, starting with the expert at index `first`."""
+        """Discard all but `number` experts, starting with the expert at index `first`."""
         inner_size = len(self.w1) // self.num_experts
         rows = slice(first * inner_size, (first + number) * inner_size)
         for name, whole in list(self.named_parameters()):
@@ -132,7 +133,7 @@ class ExpertMlps(nn.Module):
 
 
 class Experts(nn.Module):
-    """The experts and the single bias added to their sum, once for each token."""
+    """The experts of one layer, and the bias that is added once to each token's weighted sum."""
 
     def __init__(
         self, hidden_size: int, inner_size: int, num_experts: int, *, hidden_bias: bool
@@ -150,7 +151,7 @@ class Experts(nn.Module):
         chosen_Nk: Int[Tensor, "N k"],
         counts_E: Int[Tensor, " E"],
     ) -> Float[Tensor, "N H"]:
-        """Weighted sum of each token's experts, in float32, plus the bias.
+        """Return the weighted sum of each token's experts, in float32, plus the bias.
 
         Args:
             counts_E: how many tokens chose each expert.
@@ -176,8 +177,8 @@ class Experts(nn.Module):
         weights_Nk: Float[Tensor, "N k"],
         chosen_Nk: Int[Tensor, "N k"],
     ) -> Float[Tensor, "N H"]:
-        """The same in a form that a graph can have, in which each expert takes the tokens that
-        chose it: how many these are is no number of Python there.
+        """Same as `forward` in a form that graph export supports: each expert selects its tokens,
+        so no count becomes a Python number.
         """
         summed_NH = torch.zeros_like(tokens_NH, dtype=torch.float32)
         for expert in range(self.num_experts):
@@ -189,8 +190,8 @@ class Experts(nn.Module):
         return summed_NH.to(tokens_NH.dtype) + self.bias
 
     def spread(self, group: ExpertGroup) -> None:
-        """Keep this worker's share of the experts; other experts' rows are sent to
-        their workers.
+        """Keep only this worker's share of the experts; rows of other experts will be sent to the
+        workers that hold them.
         """
         number = self.num_experts // group.size
         self.mlp.keep(group.place * number, number)
@@ -199,7 +200,9 @@ class Experts(nn.Module):
     def _made_by_group(
         self, rows_MH: Float[Tensor, "M H"], counts_E: Int[Tensor, " E"], group: ExpertGroup
     ) -> Float[Tensor, "M H"]:
-        """Outputs of the group's experts for this worker's rows, which are grouped by expert."""
+        """Send this worker's rows, grouped by expert, to the workers that hold their experts, and
+        return the outputs.
+        """
         counts_PL = group.exchange_counts(counts_E)
         totals = torch.stack([counts_E.view(group.size, -1).sum(1), counts_PL.sum(1)])
         sent, received = totals.tolist()
@@ -215,7 +218,9 @@ class Experts(nn.Module):
 
 
 class MoeMlp(nn.Module):
-    """Router and experts: y = Σ_k p_k · expert_k(x) + bias, p over all experts (section 3.2)."""
+    """Mixture-of-experts MLP: y = Σ_k p_k · expert_k(x) + bias; p is the softmax over all experts
+    (section 3.2).
+    """
 
     def __init__(
         self, hidden_size: int, inner_size: int, num_experts: int, top_k: int, *, hidden_bias: bool
@@ -228,7 +233,7 @@ class MoeMlp(nn.Module):
     def forward(
         self, tokens_NH: Float[Tensor, "N H"], occurrences_N: Float[Tensor, " N"]
     ) -> MixtureOutput:
-        """Outputs of the tokens and their contribution to the statistics.
+        """Return the outputs of the tokens, and what they add to the router's statistics.
 
         Args:
             occurrences_N: how often each token counts.
@@ -254,18 +259,21 @@ class MoeMlp(nn.Module):
 
 
 def expert_layers(model: nn.Module) -> list[Experts]:
-    """Expert layers of a model, in layer order."""
+    """Return the expert layers of a model, in layer order."""
     return [module for module in model.modules() if isinstance(module, Experts)]
 
 
 def _without_autocast(tensor: Tensor) -> torch.autocast:
-    """Context without autocast on the tensor's device: products keep their inputs' types."""
+    """Return a context that disables autocast on the tensor's device, so that products keep their
+    inputs' dtypes.
+    """
     kind = tensor.device.type  # of tensors without memory it is not known
     return torch.autocast("cpu" if kind == "meta" else kind, enabled=False)
 
 
 def has_grouped_kernel(weight: Tensor, num_experts: int) -> bool:
-    """Whether torch has a grouped kernel for this weight, forward and backward.
+    """Whether torch has a grouped matrix-product kernel for this weight, forward and
+    backward.
 
     Args:
         weight: (E·F, H) of the first layers; F and H are the inner sizes of the two products.

@@ -1,4 +1,5 @@
-"""Pruned weights of a start model that training keeps at zero, in layers and adapters.
+"""Support for training a pruned model: its zero weights stay zero, in layers and in
+adapters.
 
 Trained weights are held at zero by `training.kept_zeros`; here are the mask and the layers whose
 weights are frozen beneath an adapter, as the sum of both must keep the zeros.
@@ -21,7 +22,8 @@ _ZEROS = "kept_zeros"
 
 
 def keep_zeros(model: TrainableModel, folders: Path | Mapping[str, Path], *, head: bool) -> None:
-    """Record where the start model's pruned matrices are zero, and mask its adapters.
+    """Record which weights of the pruned matrices are zero, and mask the model's adapters
+    there.
 
     Args:
         model: with the start's weights and fresh adapters; on the meta device it is only checked.
@@ -59,7 +61,9 @@ def keep_zeros(model: TrainableModel, folders: Path | Mapping[str, Path], *, hea
 
 
 def _pruned(folders: Path | Mapping[str, Path], *, head: bool) -> list[str]:
-    """Names of the pruned matrices that the model starts from, in order."""
+    """Return the sorted names of the pruned matrices, from the compression records of the start
+    model's folders.
+    """
     places = folders if isinstance(folders, Mapping) else {"backbone": folders}
     named: dict[str, list[str]] = {}
     for part, folder in places.items():
@@ -79,14 +83,16 @@ def _pruned(folders: Path | Mapping[str, Path], *, head: bool) -> list[str]:
 
 
 def carry_compression(folders: Mapping[str, Path], model: TrainableModel, folder: Path) -> None:
-    """Write into an exported model's folder how its start was pruned and how sparse it still is."""
+    """Write into an exported model's folder how the model that training started from was pruned,
+    with its matrices that still have zeros.
+    """
     told = (read_compression(start) for start in folders.values())
     first = next((one for one in told if one is not None), {})
     write_compression(folder, {**first, "matrices": sorted(model.kept_zeros)})
 
 
 class MaskedLora:
-    """LoRA variant of peft whose B·A is masked, so that pruned weights stay zero.
+    """Variant of peft's LoRA that masks the update B·A, so that pruned weights stay zero.
 
     The masked product is formed in each pass, so that the layer computes with the very weights
     that are exported. It takes the room of the layer's own weights once more until the backward
@@ -95,13 +101,15 @@ class MaskedLora:
 
     @staticmethod
     def forward(module: Any, active_adapter: str, x: Tensor, result: Tensor, **_: Any) -> Tensor:
-        """Output (…, out) of the frozen weights plus the masked adapter."""
+        """Return the output (…, out) of the frozen weights plus the masked adapter."""
         down, up = module.lora_A[active_adapter].weight, module.lora_B[active_adapter].weight
         change = masked(module, up @ down) * module.scaling[active_adapter]
         return result + functional.linear(module.lora_dropout[active_adapter](x), change)
 
 
 def masked(layer: Any, change: Tensor) -> Tensor:
-    """Adapter update of a layer's weights (out, in), zero where these are pruned."""
+    """Compute the adapter's update (out, in) of a layer's weights, set to zero where these are
+    pruned.
+    """
     zeros = getattr(layer, _ZEROS, None)
     return change if zeros is None else change.masked_fill(zeros, 0.0)

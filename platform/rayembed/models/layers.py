@@ -1,4 +1,6 @@
-"""Transformer layers: compilation, and recomputation in the backward pass."""
+"""Handling of transformer layers: compile them, recompute their activations, remove some of
+them.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -44,7 +46,8 @@ def compile_layers(parts: Iterable[nn.Module], backend: str = "inductor") -> Non
 def recompute_layers(
     parts: Iterable[nn.Module], number: int | None, between_products: int = 0
 ) -> None:
-    """Recompute the activations of this many layers in the backward pass, while in training.
+    """Make the first `number` layers recompute their activations in the backward pass, in training
+    only.
 
     These are the first ones, whose turn in the backward pass is last: by then the graphs of the
     others are gone. The layers after them keep what matrix products and attention put out, and
@@ -67,7 +70,8 @@ def recompute_layers(
 
 
 def keeps_products(parts: Iterable[nn.Module]) -> bool:
-    """Whether layers support recomputing everything but their matrix products.
+    """Whether the layers can recompute everything except matrix products; dropout between these
+    rules it out.
 
     Not beside dropout that is drawn between them: a product that is kept draws its own numbers
     once, and what is computed again would draw others.
@@ -82,7 +86,7 @@ def keeps_products(parts: Iterable[nn.Module]) -> bool:
 
 
 def _drops(holder: Any) -> bool:
-    """Whether a module or a model's settings name a probability of dropout above zero.
+    """Whether a module, or a model's configuration, has a dropout probability above zero.
 
     Families differ in its name, and many pass it to a function of torch.
     """
@@ -116,17 +120,17 @@ _contexts = partial(create_selective_checkpoint_contexts, _policy)
 
 
 def recomputable_layers(parts: Iterable[nn.Module]) -> list[Any]:
-    """Layers that support recomputation, in execution order."""
+    """Return the layers that support recomputation, in execution order."""
     return [layer for layer in layers_of(parts) if hasattr(layer, "gradient_checkpointing")]
 
 
 def layers_of(parts: Iterable[nn.Module]) -> list[Any]:
-    """Layers of these models, in execution order."""
+    """Return all layers of these models, in execution order."""
     return list(chain.from_iterable(map(_layers, parts)))
 
 
 def replace_layers(part: nn.Module, kept: Sequence[int]) -> None:
-    """Keep only these layers of a transformer, counted from 0, in place."""
+    """Keep only the layers at the given indices (from 0) of a transformer, in place."""
     layers = _layers(part)
     name = next(name for name, module in part.named_modules() if module is layers)
     owner, _, own = name.rpartition(".")
@@ -134,7 +138,7 @@ def replace_layers(part: nn.Module, kept: Sequence[int]) -> None:
 
 
 def keep_rows(words: torch.nn.Embedding, new: Mapping[int, int]) -> None:
-    """Keep the rows of an embedding that have a new index, in their order, in place."""
+    """Keep only the embedding rows whose token id has a new id, in place and in the same order."""
     kept = torch.tensor(sorted(new), device=words.weight.device)
     words.weight = torch.nn.Parameter(words.weight.detach()[kept].clone())
     words.num_embeddings = len(kept)
@@ -142,6 +146,8 @@ def keep_rows(words: torch.nn.Embedding, new: Mapping[int, int]) -> None:
 
 
 def _layers(part: nn.Module) -> nn.ModuleList:
-    """The layers of a transformer: its longest list of modules, the outermost of those."""
+    """Return the layers of a transformer: its longest list of modules, the outermost one if several
+    are equally long.
+    """
     lists = [module for module in part.modules() if isinstance(module, nn.ModuleList)]
     return max(lists, key=len, default=nn.ModuleList())

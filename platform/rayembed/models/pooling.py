@@ -1,4 +1,6 @@
-"""Pooling: hidden states to one float32 vector per text, not normalised."""
+"""Pooling layers, which turn the hidden states of a text into one float32 vector, not
+normalised.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -20,7 +22,8 @@ _ACTIVATIONS = {"identity": nn.Identity, "tanh": nn.Tanh, "relu": nn.ReLU, "gelu
 
 
 def masked_mean(hidden: States, mask: PoolMask, layout: Layout | None = None) -> Pooled:
-    """Mean of a text's states where the mask is true, float32; no text may be empty.
+    """Compute the float32 mean of each text's states where the mask is true, which must be at least
+    once for each text.
 
     Multiplying by 0 and 1 is exact in bfloat16, so only the sum needs float32.
 
@@ -35,26 +38,26 @@ def masked_mean(hidden: States, mask: PoolMask, layout: Layout | None = None) ->
 
 
 def every_token(hidden: States, layout: Layout) -> PoolMask:
-    """Mask of all tokens that are not padding."""
+    """Return the mask of all tokens that are not padding."""
     if isinstance(layout, Packed):
         return torch.ones(len(hidden), dtype=torch.bool, device=hidden.device)
     return layout.bool()
 
 
 class Pooling(nn.Module):
-    """A pooling without weights, by one of the functions below."""
+    """Pooling without weights, by one of the functions below."""
 
     def __init__(self, function: Callable[[Tensor, Layout, Tensor], Tensor]) -> None:
         super().__init__()
         self.function = function
 
     def forward(self, hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:
-        """One float32 vector for each text."""
+        """Pool the states to one float32 vector for each text."""
         return self.function(hidden, layout, pool_mask)
 
 
 def mean(hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:
-    """Mean of the states of the tokens in the pool, float32."""
+    """Mean of the states of the tokens in `pool_mask`, float32."""
     return masked_mean(hidden, pool_mask, layout)
 
 
@@ -65,7 +68,7 @@ def cls(hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:
 
 
 def eos(hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:
-    """State of the last token that is not padding (padding goes right), float32."""
+    """State of the last token that is not padding (which follows the text), float32."""
     if isinstance(layout, Packed):
         return hidden[layout.lasts].float()
     last = layout.sum(dim=1) - 1
@@ -73,13 +76,14 @@ def eos(hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:
 
 
 def largest(hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:
-    """Largest state of the tokens in the pool, dimension by dimension, float32."""
+    """Largest state of the tokens in `pool_mask` for each dimension, float32."""
     kept = hidden.float().masked_fill(~pool_mask[..., None], float("-inf"))
     return layout.largest(kept) if isinstance(layout, Packed) else kept.amax(dim=1)
 
 
 def weighted_mean(hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:
-    """Mean of the states of the tokens in the pool with weights 1, 2, 3, … by position, float32.
+    """Mean of the states of the tokens in `pool_mask`, weighted by position (1, 2, 3, …),
+    float32.
 
     Padding goes right.
     """
@@ -96,7 +100,7 @@ _POOLINGS = {"mean": mean, "cls": cls, "eos": eos, "max": largest, "weighted_mea
 
 
 class Projection(nn.Module):
-    """A linear layer and an activation on pooled vectors."""
+    """Linear layer and activation applied to pooled vectors."""
 
     def __init__(self, in_width: int, config: ProjectionConfig) -> None:
         super().__init__()
@@ -104,7 +108,7 @@ class Projection(nn.Module):
         self.activation = _ACTIVATIONS[config.activation]()
 
     def forward(self, vectors: Float[Tensor, "batch width"]) -> Float[Tensor, "batch out"]:
-        """Vectors of the layer's width and dtype."""
+        """Project vectors to the layer's width, in its dtype."""
         projected: Tensor = self.activation(self.linear(vectors.to(self.linear.weight.dtype)))
         return projected
 
@@ -124,7 +128,7 @@ class ProjectedPooling(nn.Module):
         )
 
     def forward(self, hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:
-        """Output of the last projection, float32."""
+        """Pool and project; the result is float32."""
         vectors: Tensor = self.pooling(hidden, layout, pool_mask)
         for projection in self.projections:
             vectors = projection(vectors)
@@ -132,7 +136,7 @@ class ProjectedPooling(nn.Module):
 
 
 def pooled_width(pooling: nn.Module, hidden_size: int) -> int:
-    """Width of a pooling layer's output."""
+    """Return the width of a pooling layer's output."""
     return pooling.width if isinstance(pooling, ProjectedPooling) else hidden_size
 
 

@@ -1,4 +1,4 @@
-"""rayembed's models as a module of sentence-transformers.
+"""Wrap a rayembed model as a module of sentence-transformers.
 
 `SentenceTransformer(folder)` finds this class by its dotted path in `modules.json`. Since version 6
 it asks for `trust_remote_code=True` whenever a class is not of sentence-transformers itself, unless
@@ -28,7 +28,8 @@ from rayembed.models.transformer_model import TransformerModel
 
 
 class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not typed
-    r"""The only module of a `SentenceTransformer`: tokens and embeddings of a rayembed model.
+    r"""The only module of a `SentenceTransformer`; it tokenises and embeds with a rayembed
+    model.
 
     A prompt stands literally before the text, so that `Instruct: …\nQuery: ` gives what an
     instruction gives: NV-Embed keeps it out of the pool, Causal2Vec puts the Contextual token
@@ -47,7 +48,7 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
 
     @property
     def tokenizer(self) -> Any:
-        """Underlying tokenizer of transformers."""
+        """The underlying tokenizer of transformers."""
         return self.model.tokenizer.pretrained
 
     @property
@@ -99,7 +100,9 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
         self.model.set_corpus(corpus_context(self.model, documents, seed=seed))
 
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
-        """Features with `sentence_embedding`, (B, D) float32 unit vectors."""
+        """Embed a micro-batch; add `sentence_embedding`, (B, D) float32 unit vectors, to its
+        features.
+        """
         features["sentence_embedding"] = self.model(features).embeddings
         return features
 

@@ -1,4 +1,5 @@
-"""Tokenization: special tokens, instruction mask, truncation, right padding.
+"""Tokenise texts: special tokens, mask of instruction tokens, truncation, padding after the
+text.
 
 One call of the fast tokenizer for a batch of texts, without its own special tokens, truncation or
 padding; those are laid around the tokens here, so that nothing depends on a tokenizer's state.
@@ -44,7 +45,8 @@ class TextTokenizer:
         template: str | None = None,
         prefixes: Mapping[Role, str] | None = None,
     ) -> None:
-        """The tokenizer.
+        """Store the tokenizer, its special ids and the lengths, template and prefixes of
+        prompts.
 
         Args:
             special: prefix ids, suffix ids and the padding's id; None: the tokenizer's own.
@@ -70,7 +72,7 @@ class TextTokenizer:
                 )
 
     def prompt(self, instruction: str, role: Role = "query") -> str:
-        """Literal prompt before a text of this role with this instruction."""
+        """Return the literal prompt that this instruction puts before texts of this role."""
         return literal_prompt(instruction, self.prefixes.get(role, ""), self._template)
 
     def __call__(
@@ -81,14 +83,14 @@ class TextTokenizer:
         *,
         allow_empty: bool = False,
     ) -> list[Tokens]:
-        """Tokens of each text in its role; see `Tokenizer`."""
+        """Tokenise texts in their role; see `Tokenizer`."""
         prompts = [self.prompt(i, role) for i in instructions or [""] * len(texts)]
         return self.with_prompts(texts, prompts, role, allow_empty=allow_empty)
 
     def with_prompts(
         self, texts: Sequence[str], prompts: Sequence[str], role: Role, *, allow_empty: bool = False
     ) -> list[Tokens]:
-        """Tokens of each text with its literal prompt (prefix or instruction) before it.
+        """Tokenise each text with its literal prompt (prefix or instruction) before it.
 
         Raises:
             DataError: a text has no token of its own, or its prompt leaves no room for it.
@@ -125,15 +127,19 @@ class TextTokenizer:
         return {"input_ids": whole, "pool_mask": pool}
 
     def _whole(self, own: np.ndarray, role: Role) -> np.ndarray:
-        """Special tokens around the tokens of prompt and text, truncated to the budget."""
+        """Truncate the tokens of prompt and text to the budget, and add special tokens
+        around them.
+        """
         return np.concatenate([self._prefix, own[: self.budget(role)], self._suffix])
 
     def budget(self, role: Role) -> int:
-        """Token budget of prompt and text in this role, without special tokens."""
+        """Number of tokens that prompt and text may have in this role, without special tokens."""
         return self.max_lengths[role] - len(self._prefix) - len(self._suffix)
 
     def num_prompt_tokens(self, prompt: str) -> int:
-        """Tokens of a literal prompt within the budget; the maximum over some following texts."""
+        """Number of tokens of a literal prompt; the maximum over several following texts, which may
+        merge with its last token.
+        """
         if not prompt:
             return 0
         # A word takes the head's trailing space into its token, a digit often does not.
@@ -151,7 +157,9 @@ class TextTokenizer:
         return {"input_ids": ids, "attention_mask": attention, "pool_mask": pool.bool()}
 
     def pack(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
-        """Collate `input_ids` int64 and `pool_mask` bool, each (T,), with the entries of `pack`."""
+        """Collate a packed micro-batch: `input_ids` int64 and `pool_mask` bool, each (T,), and the
+        text offsets.
+        """
         rows = [one["input_ids"] for one in tokens]
         pool = joined([one["pool_mask"] for one in tokens]).bool()
         return {"input_ids": joined(rows), "pool_mask": pool, **pack(rows)}
@@ -178,10 +186,11 @@ def plain_tokenizer(pretrained: Any, max_length: int) -> TextTokenizer:
 
 
 class SpecialIds:
-    """Ids of a decoder's special tokens."""
+    """Ids of the special tokens (BOS, EOS, padding) of a decoder."""
 
     def __init__(self, pretrained: Any, config: dict[str, Any]) -> None:
-        """Special ids of the tokenizer, or of the model's `config.json` where it names none.
+        """Read the special ids from the tokenizer, or from the model's `config.json` if the
+        tokenizer names none.
 
         Raises:
             ArtifactError: neither names an end-of-text token.
@@ -199,13 +208,15 @@ class SpecialIds:
 
 
 def special_ids(pretrained: Any, folder: Path) -> SpecialIds:
-    """Read the special ids of a decoder in a folder; raises the errors of `SpecialIds`."""
+    """Read the ids of a decoder's special tokens from its folder; raises the errors of
+    `SpecialIds`.
+    """
     settings = read_json(folder / "config.json")
     return SpecialIds(pretrained, settings.get("text_config") or settings)
 
 
 def _first_id(*candidates: Any) -> int | None:
-    """First given id; a list of end-of-text ids counts as its first."""
+    """Return the first of several candidate ids that is set; a list counts as its first id."""
     for candidate in candidates:
         value = candidate[0] if isinstance(candidate, list | tuple) and candidate else candidate
         if isinstance(value, int):
@@ -214,7 +225,7 @@ def _first_id(*candidates: Any) -> int | None:
 
 
 def _num_prompt_tokens(offsets: Sequence[tuple[int, int]], prompt_length: int) -> int:
-    """Number of leading tokens that end within the first `prompt_length` characters."""
+    """Count the leading tokens that end within the first `prompt_length` characters."""
     for place, (_, end) in enumerate(offsets):
         if end > prompt_length:
             return place
@@ -236,7 +247,7 @@ def padded(
 
 
 def without_tokens(text: str, role: Role) -> DataError:
-    """Error for a text without tokens."""
+    """Make the error for a text that has no tokens."""
     return DataError(
         f"the {role} {shown(text)} has no tokens of its own, only special ones; leave the row out"
     )
@@ -245,7 +256,7 @@ def without_tokens(text: str, role: Role) -> DataError:
 def budget_exceeded(
     text: str, prompt: str, num_prompt: int, role: Role, max_length: int
 ) -> DataError:
-    """Error for a prompt whose `num_prompt` tokens leave no budget for the text."""
+    """Make the error for a prompt whose `num_prompt` tokens leave no room for the text."""
     return DataError(
         f"the instruction or prefix {shown(prompt)} takes {num_prompt} tokens, which leaves none "
         f"of {role}_max_length {max_length} for the text {shown(text)}; shorten it or raise "
@@ -254,7 +265,7 @@ def budget_exceeded(
 
 
 def pretrained_tokenizer(folder: Path, *, as_written: bool = False) -> Any:
-    """Load the folder's fast tokenizer, lower-casing where `do_lower_case` says so.
+    """Load the folder's fast tokenizer; it lower-cases texts if `do_lower_case` is set.
 
     Args:
         as_written: by its tokenizer.json alone. From version 5 on transformers makes its own rules
@@ -283,7 +294,9 @@ def pretrained_tokenizer(folder: Path, *, as_written: bool = False) -> Any:
 
 
 def _lower_case(backend: Any) -> None:
-    """Put lower-casing before the tokenizer's own rules in place, as sentence-transformers."""
+    """Make the tokenizer lower-case texts before its other normalisation, in place, as
+    sentence-transformers does.
+    """
     # Before BERT's own lower-casing it changes no character.
     if has_lowercase(backend) or getattr(backend.normalizer, "lowercase", False):
         return
@@ -291,12 +304,12 @@ def _lower_case(backend: Any) -> None:
 
 
 def has_lowercase(backend: Any) -> bool:
-    """Whether the tokenizer's normaliser lower-cases plainly."""
+    """Whether the tokenizer's normaliser contains a plain lower-casing step."""
     return any(isinstance(rule, normalizers.Lowercase) for rule in _rules(backend))
 
 
 def _rules(backend: Any) -> list[Any]:
-    """What the tokenizer does with a text before it splits it, in order."""
+    """Return the tokenizer's normalisation steps in order."""
     own = backend.normalizer
     if isinstance(own, normalizers.Sequence):
         parts: Any = own  # a sequence can be iterated, though its stub says nothing
@@ -305,7 +318,9 @@ def _rules(backend: Any) -> list[Any]:
 
 
 def save_tokenizer(pretrained: Any, folder: Path) -> None:
-    """Save a tokenizer with its lower-casing, which a `BertTokenizer` drops when it is read."""
+    """Save a tokenizer together with its lower-casing, which a `BertTokenizer` would otherwise lose
+    when it is loaded.
+    """
     pretrained.save_pretrained(str(folder))
     if has_lowercase(pretrained.backend_tokenizer):
         write_json(folder / "sentence_bert_config.json", {"do_lower_case": True})
@@ -322,7 +337,7 @@ def without_settings(pretrained: Any) -> Any:
 
 
 def special_layout(backend: Any) -> tuple[list[int], list[int]]:
-    """Special ids that the tokenizer puts before and after one text."""
+    """Return the special token ids that the tokenizer puts before and after one text."""
     encoding = backend.encode("a", add_special_tokens=True)
     own = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
     if not own:
@@ -333,7 +348,8 @@ def special_layout(backend: Any) -> tuple[list[int], list[int]]:
 
 
 def append_stated_eos(pretrained: Any, folder: Path) -> None:
-    """Make the tokenizer append EOS if its folder requires it and it does not, in place.
+    """Make the tokenizer append EOS, in place, if its folder states so but the tokenizer does not
+    do it.
 
     `tokenizer_config.json` of intfloat/e5-mistral-7b-instruct states `add_eos_token`, its
     `tokenizer.json` puts BOS alone, and transformers 5 goes by the latter without a word: the last
@@ -365,8 +381,8 @@ def append_stated_eos(pretrained: Any, folder: Path) -> None:
 def check_tokenizer(
     pretrained: Any, folder: Path, *, row_positions: int | None, padding: int | None
 ) -> None:
-    """Raise for tokenizer settings under which transformers produces inputs that rayembed would
-    not.
+    """Raise if the tokenizer's settings would make transformers produce other inputs than
+    rayembed.
 
     Here texts are cut at their end, read behind each other or with padding behind them, and are of
     one token type. What else tokenizers are set to, `tokenizers` itself does for both.
@@ -409,6 +425,6 @@ def check_tokenizer(
 
 
 def shown(text: str) -> str:
-    """Beginning of a text, as quoted in messages."""
+    """Return the beginning of a text as messages quote it."""
     cut = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
     return repr(cut)

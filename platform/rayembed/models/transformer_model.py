@@ -1,4 +1,4 @@
-"""Base classes of models around a pretrained transformer, and their saving.
+"""Base classes of models built around a pretrained transformer, and how they are saved.
 
 transformers format in `backbone/` for the (merged) backbone and its tokenizer, the same in
 `encoder/` for an encoder beside it, `pooling.safetensors` for what is trained from random weights,
@@ -43,7 +43,9 @@ from rayembed.models.tokens import save_tokenizer
 
 
 class TransformerModel(EmbeddingModel):
-    """A pretrained backbone, further parts and a tokenizer; saved as one folder."""
+    """Base class: a pretrained backbone, possibly further parts, and a tokenizer, which are saved
+    in one folder.
+    """
 
     config: ModelConfig
     backbone: Any
@@ -52,17 +54,17 @@ class TransformerModel(EmbeddingModel):
 
     @property
     def parts(self) -> dict[str, Any]:
-        """Pretrained models by the names of their settings, the backbone first."""
+        """Pretrained models by setting name, the backbone first."""
         return {"backbone": self.backbone}
 
     @property
     def head(self) -> nn.Module:
-        """Layers trained from random weights beside the pretrained parts; most have none."""
+        """Layers that are not pretrained, such as a pooling with weights; most models have none."""
         return nn.Identity()
 
     @property
     def part_tokenizers(self) -> dict[str, Any]:
-        """Tokenizers of transformers to be saved with the parts, by part."""
+        """Tokenizers of transformers that are saved with the parts, by part name."""
         return {"backbone": self.tokenizer.pretrained}
 
     @property
@@ -76,7 +78,7 @@ class TransformerModel(EmbeddingModel):
         return any(part in path for part in self.parts)
 
     def why_padded(self) -> str | None:
-        """Reason why texts must be padded; None if all parts read them packed."""
+        """Return the reason why texts must be padded; None if all parts can read packed texts."""
         reasons = (why_part_padded(name, part) for name, part in self.parts.items())
         return next((reason for reason in reasons if reason is not None), None)
 
@@ -85,7 +87,7 @@ class TransformerModel(EmbeddingModel):
         compile_layers(self.parts.values(), backend)
 
     def check_passes(self, what: str) -> None:
-        """Raise unless a trial pass gives finite numbers; called before the model is saved.
+        """Raise unless a test pass gives finite numbers; called before the model is saved.
 
         By its vectors of short texts; a model that gives no vectors has a method of its own.
 
@@ -141,7 +143,9 @@ class TransformerModel(EmbeddingModel):
 
 
 class PooledTransformer(TransformerModel):
-    """Hidden states of a backbone, pooled and normalised in float32."""
+    """Model whose embedding is the pooled and normalised hidden states of its backbone, in
+    float32.
+    """
 
     takes_packed = True
 
@@ -166,7 +170,7 @@ class PooledTransformer(TransformerModel):
         return self.pooling
 
     def forward(self, batch: dict[str, Tensor], context: Tensor | None = None) -> EmbedOutput:
-        """Unit vectors (B, D) of a collated micro-batch; takes no context."""
+        """Embed a collated micro-batch to unit vectors (B, D); `context` must be None."""
         states, layout = token_states(self.backbone, batch, self._first_position)
         pooled = self.pooling(states, layout, batch["pool_mask"])
         if pooled.shape[1] > self.dimensions[0]:
@@ -175,7 +179,7 @@ class PooledTransformer(TransformerModel):
 
 
 def write_settings(model: TransformerModel, folder: Path, **more: Any) -> None:
-    """Write `rayembed.json`, with further entries."""
+    """Write `rayembed.json`, with the given further entries."""
     settings = model.config.as_saved().model_dump(mode="json")
     told = dict(model.default_instructions)
     for name, reference in model.config.parts.items():
@@ -193,15 +197,15 @@ def write_settings(model: TransformerModel, folder: Path, **more: Any) -> None:
 
 
 def let_all_read(folder: Path) -> None:
-    """Set the usual permissions on the files of a folder that was made in a private one."""
+    """Make all files of a folder readable for every user, since temporary folders are private."""
     for path in folder.rglob("*"):
         if path.is_file():
             os.chmod(path, 0o644)  # noqa: PTH101
 
 
 def _padding_tokenizer(model: TransformerModel) -> Any:
-    """Tokenizer of transformers; one for sentence-transformers alone pads with EOS if it must, and
-    cuts texts at their end.
+    """Return the tokenizer to save; for sentence-transformers, which needs a padding token, EOS is
+    used if there is no other.
 
     sentence-transformers would not make a batch otherwise; what is padding stands in the mask.
     """

@@ -1,4 +1,6 @@
-"""Version number of the vectors that models compute, and versions of the libraries involved."""
+"""Version number of rayembed's model computations, and versions of the libraries that affect
+vectors.
+"""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -18,7 +20,8 @@ LIBRARIES = (
 
 
 def versions(packages: Iterable[str] = LIBRARIES) -> dict[str, str]:
-    """Return the versions of the installed packages, without the hardware that a build is for.
+    """Return the versions of installed packages, without a suffix such as +cu130 for the hardware
+    of a build.
 
     `2.13.0+cpu` is `2.13.0`.
     """

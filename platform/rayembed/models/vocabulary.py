@@ -1,4 +1,4 @@
-"""Checks that a model has an embedding for each token of its tokenizer."""
+"""Check that a model has an embedding for each token of its tokenizer."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from rayembed.models.tokens import TextTokenizer
 
 
 def check_vocabulary(pretrained: Any, words: int, where: str) -> frozenset[int]:
-    """Return ids of special placeholders without an embedding, such as for images; raise for other
-    tokens.
+    """Raise if the tokenizer has tokens without an embedding; return the ids of special
+    placeholders (for images) without one, which are allowed.
 
     Such ids fail a pass: Gemma 3's text models have tokenizers with one for images.
 
@@ -44,7 +44,7 @@ def check_vocabulary(pretrained: Any, words: int, where: str) -> frozenset[int]:
 
 
 def check_words(model: Any) -> None:
-    """Check that each part of a model has an embedding for each token of its tokenizer.
+    """Check for each part of a model that every token of its tokenizer has an embedding.
 
     Args:
         model: a `transformer_model.TransformerModel`.

@@ -1,1 +1,3 @@
-"""Causal2Vec: a causal LLM that reads a text after a Contextual token (arXiv 2507.23386)."""
+"""Causal2Vec: a causal LLM whose input contains Contextual tokens, which an encoder computes from
+the whole text (arXiv 2507.23386).
+"""

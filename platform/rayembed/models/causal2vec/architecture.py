@@ -1,4 +1,4 @@
-"""Causal2Vec architecture: from settings to files."""
+"""Causal2Vec architecture: builds the model from its settings and writes its files."""
 
 from torch import nn
 
@@ -24,10 +24,10 @@ from rayembed.models.tokens import plain_tokenizer, pretrained_tokenizer, specia
 
 
 class Causal2VecArchitecture(Architecture):
-    """An LLM with an optional bidirectional encoder."""
+    """Architecture of an LLM with an optional bidirectional encoder."""
 
     def mask(self, config: Causal2VecConfig) -> Mask:
-        """Attention mask of the settings."""
+        """Return the LLM's attention mask from the settings."""
         return config.mask
 
     def build_head(self, config: Causal2VecConfig, shapes: Shapes) -> ContextualTokens:
@@ -36,13 +36,13 @@ class Causal2VecArchitecture(Architecture):
         return build_contextual_tokens(config, width, shapes.get("encoder"))
 
     def start_head(self, config: Causal2VecConfig, head: nn.Module, parts: Parts) -> None:
-        """Scale Contextual tokens to the norm of word vectors."""
+        """Scale the Contextual tokens to the norm of the LLM's word vectors."""
         if config.contextual_tokens and config.contextual_start == "words":
             assert isinstance(head, ContextualTokens)
             scale_to_words(head, parts["encoder"], parts["backbone"].get_input_embeddings())
 
     def tokenizer(self, config: Causal2VecConfig, folders: Folders) -> Causal2VecTokenizer:
-        """Tokenizer of the LLM's sequence, combined with the encoder's."""
+        """Make the tokenizer of the LLM's sequence, combined with the encoder's tokenizer."""
         folder = folders["backbone"]
         pretrained = pretrained_tokenizer(folder)
         reading = None
@@ -60,14 +60,18 @@ class Causal2VecArchitecture(Architecture):
         return Causal2Vec(config, parts["backbone"], parts.get("encoder"), head, tokenizer)
 
     def check_parts(self, config: Causal2VecConfig, parts: Parts, folders: Folders) -> None:
-        """Check that Contextual tokens fit among words and that the encoder is bidirectional."""
+        """Check that Contextual tokens are as wide as the LLM's word vectors, and that the encoder
+        is bidirectional.
+        """
         if config.contextual_tokens:
             check_word_width(parts["backbone"], config.kind, config.backbone.path)
         if "encoder" in parts:
             check_bidirectional("model.encoder.path", parts["encoder"], folders["encoder"])
 
     def check_lengths(self, config: Causal2VecConfig, parts: Parts) -> None:
-        """Check both parts, the encoder by its own setting."""
+        """Check that LLM and encoder have positions for texts of their maximum length; the encoder
+        has a length setting of its own.
+        """
         super().check_lengths(config, parts)
         if config.encoder is not None:
             length = config.encoder.max_length

@@ -67,7 +67,8 @@ _REPRESENTATIONS: dict[Representation, str] = {
 
 
 class Causal2VecConfig(ArchitectureConfig):
-    """A causal LLM that reads a text after its Contextual token (arXiv 2507.23386).
+    """Settings of a causal LLM that reads a text after its Contextual tokens (arXiv
+    2507.23386).
 
     The sequence is BOS, `prompt_start`, instruction, Contextual token, text, `prompt_end`, EOS.
     """
@@ -121,13 +122,13 @@ class Causal2VecConfig(ArchitectureConfig):
 
     @property
     def parts(self) -> dict[str, str]:
-        """References of the LLM and, unless it is None, of the encoder."""
+        """Paths of the LLM and, if the model has one, of the encoder."""
         encoder = {} if self.encoder is None else {"encoder": self.encoder.path}
         return {"backbone": self.backbone.path} | encoder
 
     @property
     def adapters(self) -> dict[str, Adapters]:
-        """Adapters of the LLM and, by its own setting, of the encoder."""
+        """Adapter settings of the LLM and, from its own setting, of the encoder."""
         found = super().adapters
         if self.encoder is not None and self.encoder.lora is not None:
             found["encoder"] = Adapters(self.encoder.lora, "model.encoder.lora")
@@ -135,32 +136,34 @@ class Causal2VecConfig(ArchitectureConfig):
 
     @property
     def frozen(self) -> frozenset[str]:
-        """The encoder, if it is frozen."""
+        """Names of the parts that are not trained: the encoder, if it is frozen."""
         return frozenset({"encoder"} if self.encoder is not None and self.encoder.frozen else ())
 
     def without_adapters(self) -> Self:
-        """Settings without adapters of either part."""
+        """Copy of the settings with the adapters of both parts removed."""
         encoder = self.encoder and self.encoder.model_copy(update={"lora": None})
         return self.model_copy(update={"lora": None, "encoder": encoder})
 
     @property
     def example_tokens(self) -> int:
-        """Token budget of in-context examples; 0 without them."""
+        """Token budget of in-context examples; 0 if examples are not configured."""
         return 0 if self.examples is None else self.examples.max_tokens
 
     @property
     def head_settings(self) -> dict[str, object]:
-        """Contextual tokens in the LLM's input."""
+        """Settings that decide the shape of the head: whether Contextual tokens are in the LLM's
+        input.
+        """
         return {"kind": self.kind, "contextual_tokens": self.contextual_tokens}
 
     @property
     def has_head(self) -> bool:
-        """Whether trained layers lie between encoder and LLM."""
+        """Whether there are trained layers between encoder and LLM."""
         return self.contextual_tokens > 0
 
     @property
     def description(self) -> str:
-        """The architecture and the source of its embedding."""
+        """Description for people: the architecture, and which states make the embedding."""
         if self.encoder is None:
             return f"A {self.mask} LLM whose last token is the embedding"
         return (

@@ -24,16 +24,19 @@ _WORDS_AT_ONCE = 4096
 
 
 class MeanReader(nn.Module):
-    """Mean of the encoder's last states, special tokens included; n is 1."""
+    """Reads a text as one vector: the mean of the encoder's last states, special tokens
+    included.
+    """
 
     def forward(self, states: States, layout: Layout) -> Float[Tensor, "batch 1 hidden"]:
-        """Means over tokens, float32."""
+        """Return the mean over each text's tokens, float32."""
         seen = every_token(states, layout)
         return masked_mean(states, seen, layout).unsqueeze(1)
 
 
 class QueryReader(nn.Module):
-    """Cross-attention of n learnt queries to the encoder's last states.
+    """Reads a text as n vectors: cross-attention of n learnt queries to the encoder's last
+    states.
 
     "Following Carion et al.; Li et al." is all that the paper tells (section 4.4, Table 5). Here it
     is one layer with as many heads as those of the encoder.
@@ -48,7 +51,7 @@ class QueryReader(nn.Module):
         self.to_out = nn.Linear(width, width, bias=False)
 
     def forward(self, states: States, layout: Layout) -> Float[Tensor, "batch n hidden"]:
-        """Attention output of each query, float32."""
+        """Return the attention output of each query, float32."""
         if isinstance(layout, Packed):
             attended = self._within_texts(states, layout)
         else:
@@ -57,7 +60,7 @@ class QueryReader(nn.Module):
         return read.float()
 
     def _attended(self, states: Tensor, mask: Tensor) -> Tensor:
-        """(B, n, k) attention to padded texts."""
+        """Attend from the queries to padded texts; returns (B, n, k)."""
         batch, width = states.shape[0], states.shape[-1]
         queries = self.to_q(self.queries).expand(batch, -1, -1)
         keys, values = self.to_kv(states).chunk(2, dim=-1)
@@ -70,7 +73,7 @@ class QueryReader(nn.Module):
         return attended.transpose(1, 2).reshape(batch, -1, width)
 
     def _within_texts(self, states: Tensor, packed: Packed) -> Tensor:
-        """(B, n, k) attention to packed texts."""
+        """Attend from the queries to packed texts; returns (B, n, k)."""
         batch, num_queries = len(packed.cu_seqlens) - 1, len(self.queries)
         queries = self.to_q(self.queries).expand(batch, -1, -1).flatten(0, 1)
         queries, keys, values = (
@@ -93,14 +96,16 @@ class Projector(nn.Module):
         self.second = nn.Linear(out_width, out_width, bias=False)
 
     def forward(self, read: Float[Tensor, "batch n width"]) -> Float[Tensor, "batch n out"]:
-        """Contextual tokens in the layers' dtype."""
+        """Return the Contextual tokens in the layers' dtype."""
         inner = functional.gelu(self.first(read.to(self.first.weight.dtype)))
         tokens: Tensor = self.second(inner)
         return tokens
 
 
 class ContextualTokens(nn.Module):
-    """Layers between encoder and LLM; its parts are called one by one."""
+    """Layers between encoder and LLM: reader and projector, which the model calls one after the
+    other.
+    """
 
     def __init__(self, reader: nn.Module, projector: nn.Module) -> None:
         super().__init__()
@@ -110,7 +115,8 @@ class ContextualTokens(nn.Module):
 
 @torch.no_grad()
 def scale_to_words(head: ContextualTokens, encoder: Any, words: nn.Module) -> None:
-    """Scale the MLP's last layer in place so that Contextual tokens are as large as word vectors.
+    """Scale the MLP's last layer in place so that Contextual tokens have the same norm as word
+    vectors.
 
     Measured by the root mean square over texts of random tokens; the same for any random state.
 
@@ -128,7 +134,7 @@ def scale_to_words(head: ContextualTokens, encoder: Any, words: nn.Module) -> No
 
 
 def _rms_of_words(words: Any) -> float:
-    """Root mean square of the word vectors over the whole vocabulary, in chunks."""
+    """Compute the root mean square of all word vectors of the vocabulary, in chunks."""
     ids = torch.arange(int(words.num_embeddings), device=words.weight.device)
     return _rms(words(piece) for piece in torch.split(ids, _WORDS_AT_ONCE))
 
@@ -144,7 +150,8 @@ def _rms(pieces: Iterable[Tensor]) -> float:
 def build_contextual_tokens(
     config: Causal2VecConfig, hidden_size: int, encoder_settings: object | None
 ) -> ContextualTokens:
-    """Reader and projector of a config; without weights if nothing is between encoder and LLM.
+    """Build reader and projector from the settings; the projector has no weights if no Contextual
+    tokens are used.
 
     Args:
         hidden_size: d.

@@ -1,4 +1,5 @@
-"""Causal2Vec: a causal LLM that reads a text after a Contextual token (arXiv 2507.23386).
+"""Causal2Vec: a causal LLM whose input contains Contextual tokens, which an encoder computes from
+the whole text (arXiv 2507.23386).
 
 B texts, T tokens of the LLM, n Contextual tokens, k the encoder's width, d the LLM's, D 2·d.
 """
@@ -23,7 +24,8 @@ from rayembed.models.transformer_model import TransformerModel
 
 
 class Causal2Vec(TransformerModel):
-    """LLM, bidirectional encoder and the layers between them; neither transformer is patched.
+    """An LLM, a bidirectional encoder and the layers between them; the code of neither transformer
+    is patched.
 
     Parameters are `backbone.…` and `encoder.…` as transformers names them, and `contextual.…`.
     """
@@ -51,7 +53,7 @@ class Causal2Vec(TransformerModel):
 
     @property
     def parts(self) -> dict[str, Any]:
-        """The LLM and, unless it is None, the encoder."""
+        """The LLM and, if the model has one, the encoder, by setting name."""
         encoder = {} if self.encoder is None else {"encoder": self.encoder}
         return {"backbone": self.backbone} | encoder
 
@@ -69,7 +71,8 @@ class Causal2Vec(TransformerModel):
         return self.contextual
 
     def forward(self, batch: dict[str, Tensor], context: Tensor | None = None) -> EmbedOutput:
-        """Unit vectors (B, D) of a micro-batch, packed or padded on either side; no context.
+        """Embed a micro-batch to unit vectors (B, D); each part's input may be packed or padded,
+        and `context` must be None.
 
         `encoder_output` in the batch, where it is there, stands for the encoder's pass.
         """
@@ -100,11 +103,13 @@ class Causal2Vec(TransformerModel):
         return EmbedOutput(self._represent(last, contextual, read, tokens))
 
     def known_ahead(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Indices of the Contextual tokens; see `EmbeddingModel`."""
+        """Precompute the indices of the Contextual tokens; see `EmbeddingModel`."""
         return {"contextual_places": batch["contextual_mask"].flatten().nonzero().squeeze(1)}
 
     def _read_by_encoder(self, batch: dict[str, Tensor]) -> Tensor | None:
-        """Encoder readings of each text, (B, n, k) float32; None without an encoder."""
+        """Read each text with the encoder, to vectors (B, n, k) float32; None if the model has no
+        encoder.
+        """
         if self.config.encoder is None or self.encoder is None:
             return None
         if "encoder_output" in batch:
@@ -121,7 +126,8 @@ class Causal2Vec(TransformerModel):
         read: Tensor | None,
         tokens: Tensor | None,
     ) -> Tensor:
-        """Unit vectors (B, D), float32.
+        """Combine states and readings to unit vectors (B, D) float32, as `representation`
+        says.
 
         Args:
             last: (B, d) float32 states of EOS.
@@ -144,7 +150,9 @@ class Causal2Vec(TransformerModel):
         return functional.normalize(vector, dim=-1)
 
     def first_pass(self, tokens: Sequence[Tokens], tokens_per_batch: int) -> Sequence[Tokens]:
-        """Tokens with the encoder's output for each text, `encoder_output` (n, k) float32."""
+        """Run the encoder on all texts, and add its output to each text's tokens as
+        `encoder_output` (n, k) float32.
+        """
         if self.encoder is None or not tokens:
             return tokens
         outputs: list[np.ndarray] = [np.empty(0)] * len(tokens)
@@ -165,7 +173,7 @@ class Causal2Vec(TransformerModel):
 
 
 def _placed(embeddings: Tensor, tokens: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-    """(…, d) input vectors with the Contextual tokens (B, n, d) in their places."""
+    """Insert the Contextual tokens (B, n, d) at their positions in the input vectors (…, d)."""
     places = batch.get("contextual_places")
     if places is None:
         return embeddings.masked_scatter(batch["contextual_mask"].unsqueeze(-1), tokens)
@@ -175,7 +183,7 @@ def _placed(embeddings: Tensor, tokens: Tensor, batch: Mapping[str, Tensor]) -> 
 
 
 def _width(config: Causal2VecConfig, backbone: Any, encoder: Any | None) -> int:
-    """Embedding width D of a representation."""
+    """Return the embedding width D that results from the `representation` setting."""
     width = int(backbone.config.hidden_size)
     kind: Representation = config.representation
     if kind in ("concat", "concat_encoder"):

@@ -1,4 +1,5 @@
-"""Causal2Vec's tokens: the LLM's sequence with places for Contextual tokens, and the encoder's.
+"""Tokens of Causal2Vec: the LLM's sequence with placeholders for Contextual tokens, and the
+encoder's tokens.
 
 Every piece (template, instruction, text) is tokenised by itself, so that its tokens depend neither
 on where the Contextual token stands nor on whether there is one.
@@ -71,8 +72,8 @@ class Causal2VecTokenizer:
 
     @property
     def max_lengths(self) -> dict[Role, int]:
-        """Maximum tokens of the LLM's sequence by role. A lower limit also shortens the encoder's
-        input; a higher one does not lengthen it.
+        """Maximum tokens of the LLM's sequence for queries and for documents. A lower limit also
+        shortens the encoder's input; a higher one does not lengthen it.
         """
         return self._lengths
 
@@ -120,12 +121,12 @@ class Causal2VecTokenizer:
         return self._config.prompt(instruction, role)
 
     def budget(self, role: Role) -> int:
-        """Token budget of prompt and text in this role."""
+        """Number of tokens that prompt and text may have together in this role."""
         taken = len(self._prefix) + self._config.contextual_tokens + len(self._suffix)
         return self.max_lengths[role] - taken
 
     def num_prompt_tokens(self, prompt: str) -> int:
-        """Tokens of a literal prompt within the budget."""
+        """Number of tokens that a literal prompt takes of the `budget`."""
         return len(self._ids([prompt])[0])
 
     def __call__(
@@ -136,14 +137,14 @@ class Causal2VecTokenizer:
         *,
         allow_empty: bool = False,
     ) -> list[Tokens]:
-        """Tokens of each text in its role; see `Tokenizer`."""
+        """Tokenise texts in their role; see `Tokenizer`."""
         prompts = [self.prompt(i) for i in instructions] if instructions else [""] * len(texts)
         return self.with_prompts(texts, prompts, role, allow_empty=allow_empty)
 
     def with_prompts(
         self, texts: Sequence[str], prompts: Sequence[str], role: Role, *, allow_empty: bool = False
     ) -> list[Tokens]:
-        """Tokens of each text with its literal prompt before it.
+        """Tokenise each text with its literal prompt before it.
 
         `input_ids` (T,) int32 has the padding's id where Contextual tokens stand, which
         `contextual_mask` (T,) bool marks; `encoder_ids` (S,) int32 is there if there is an encoder.
@@ -224,12 +225,12 @@ class Causal2VecTokenizer:
         return batch
 
     def pack_for_encoder(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
-        """Entries of `pack` for the encoder."""
+        """Collate only the encoder's entries of a packed micro-batch, see `pack`."""
         rows = [one["encoder_ids"] for one in tokens]
         return {"encoder_ids": joined(rows), **pack(rows, "encoder_")}
 
     def collate_for_encoder(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
-        """Entries of `collate` for the encoder."""
+        """Collate only the encoder's entries of a padded micro-batch, see `collate`."""
         assert self.encoder is not None
         ids, mask = padded([one["encoder_ids"] for one in tokens], self.encoder.pad_id)
         return {"encoder_ids": ids, "encoder_mask": mask}
@@ -243,7 +244,9 @@ class Causal2VecTokenizer:
         return [list(encoding.ids) for encoding in self._encoded(texts)]
 
     def _cut(self, texts: Sequence[str], limit: int) -> list[str]:
-        """Texts cut after token `limit`; not decoded, which would change them."""
+        """Cut each text after its first `limit` tokens, in the original string, since decoding
+        tokens would change it.
+        """
         return [
             text[: encoding.offsets[limit - 1][1]] if len(encoding.ids) > limit else text
             for text, encoding in zip(texts, self._encoded(texts), strict=True)
@@ -251,5 +254,5 @@ class Causal2VecTokenizer:
 
 
 def _outputs(tokens: Sequence[Tokens]) -> Tensor:
-    """(B, n, k) float32 readings of texts that the encoder has read."""
+    """Stack the encoder's output of each text to (B, n, k) float32."""
     return torch.from_numpy(np.stack([one["encoder_output"] for one in tokens]))

@@ -1,1 +1,3 @@
-"""CDE: an encoder that reads a text after vectors of its corpus (arXiv 2410.02525)."""
+"""CDE, contextual document embeddings: an encoder that reads a text after vectors of documents of
+its corpus (arXiv 2410.02525).
+"""

@@ -1,4 +1,4 @@
-"""CDE architecture: from settings to files."""
+"""CDE architecture: builds the model from its settings and writes its files."""
 
 from functools import partial
 from pathlib import Path
@@ -34,34 +34,38 @@ from rayembed.models.tokens import PrefixTokenizer
 
 
 class CDEArchitecture(Architecture):
-    """Two bidirectional encoders in sequence, saved with the context of a corpus."""
+    """Architecture of two bidirectional encoders in sequence, saved with context vectors of a
+    corpus.
+    """
 
     def build_head(self, config: CDEConfig, shapes: Shapes) -> ContextLayers:
-        """Build the layers around both stages."""
+        """Build the layers around the two encoders."""
         widths = (int(shapes[part].hidden_size) for part in ("encoder", "backbone"))
         return ContextLayers(config, *widths)
 
     def tokenizer(self, config: CDEConfig, folders: Folders) -> PrefixTokenizer:
-        """Tokenizer of both stages."""
+        """Make the tokenizer that both encoders share."""
         return make_tokenizer(config, folders)
 
     def assemble(
         self, config: CDEConfig, parts: Parts, head: nn.Module, tokenizer: PromptTokenizer
     ) -> CDE:
-        """Build the model around both stages."""
+        """Build the model around the two encoders."""
         assert isinstance(head, ContextLayers)
         assert isinstance(tokenizer, PrefixTokenizer)
         return CDE(config, parts["backbone"], parts["encoder"], head, tokenizer)
 
     def check_parts(self, config: CDEConfig, parts: Parts, folders: Folders) -> None:
-        """Check that both stages are bidirectional and that context fits among words."""
+        """Check that both encoders are bidirectional, and that context vectors are as wide as word
+        vectors.
+        """
         check_word_width(parts["backbone"], config.kind, config.backbone.path)
         for name, part in parts.items():
             check_bidirectional(f"model.{name}.path", part, folders[name])
 
     def check_lengths(self, config: CDEConfig, parts: Parts) -> None:
-        """Check that the lengths fit: of the second stage with its context vectors, of the first
-        for documents.
+        """Check that the second encoder has positions for a text with its context vectors, and the
+        first one for a document.
         """
         backbone, encoder = parts["backbone"], parts["encoder"]
         added = SequenceLayout.of(config, backbone).num_positions(0)
@@ -71,7 +75,7 @@ class CDEArchitecture(Architecture):
         check_positions("model.document_max_length", length, encoder, "encoder")
 
     def published(self, folder: Path) -> Published | None:
-        """jxm/cde-small-v1 or v2."""
+        """Read the published model jxm/cde-small-v1 or v2."""
         if not is_published_cde(folder):
             return None
         return Published(
@@ -83,14 +87,14 @@ class CDEArchitecture(Architecture):
         )
 
     def write_more(self, model: CDE, folder: Path) -> None:
-        """Write the context of the model's corpus."""
+        """Write the context vectors of the model's corpus."""
         if model.corpus is not None and len(model.corpus):
             save_corpus(model.corpus, folder)
         else:
             (folder / CORPUS_FILE).unlink(missing_ok=True)
 
     def read_more(self, model: CDE, folder: Path) -> None:
-        """Read the context of the model's corpus."""
+        """Read the context vectors of the model's corpus."""
         model.set_corpus(load_corpus(folder))
 
 

@@ -1,4 +1,6 @@
-"""Published checkpoints jxm/cde-small-v1 and v2 by their weight names; the corpus in a folder."""
+"""Read the published checkpoints jxm/cde-small-v1 and v2, and read or write a model's context
+vectors.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -54,7 +56,7 @@ Shapes = Mapping[str, Sequence[int]]
 
 
 def is_published_cde(folder: Path) -> bool:
-    """Whether the folder holds weights of both stages by their published names."""
+    """Whether the folder holds weights of both encoders under their published names."""
     if not (folder / _WEIGHTS).is_file():
         return False
     try:
@@ -92,7 +94,7 @@ def _stated(folder: Path) -> dict[str, Any]:
 
 
 def published_cde_config(folder: Path, *, dtype: Dtype = "float32") -> CDEConfig:
-    """Settings of a published model; no weights are read.
+    """Read the settings of a published model, without its weights.
 
     Raises:
         ArtifactError: files are damaged, or weights have other names.
@@ -120,7 +122,7 @@ def published_cde_config(folder: Path, *, dtype: Dtype = "float32") -> CDEConfig
 
 
 def published_cde_width(folder: Path) -> int:
-    """Vector width of a published model, from the shapes of its weights.
+    """Read the vector width of a published model from the shapes of its weights.
 
     Raises:
         ArtifactError: there is no MLP at the output, which both releases have.
@@ -142,7 +144,7 @@ def _part(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _stage(weights: dict[str, Tensor], stated: dict[str, Any], folder: Path) -> Any:
-    """Empty transformer of one stage, sized by its weights."""
+    """Build one encoder without weights, in the size of its published weights."""
     import transformers
 
     modern = "embeddings.tok_embeddings.weight" in weights
@@ -170,7 +172,7 @@ def _stage(weights: dict[str, Tensor], stated: dict[str, Any], folder: Path) -> 
 
 
 def _nomic_state(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights under the names of transformers' NomicBERT: Wqkv becomes three matrices."""
+    """Rename weights to the names in transformers' NomicBERT; Wqkv is split into three matrices."""
     state: dict[str, Tensor] = {}
     for name, value in weights.items():
         found = name
@@ -185,7 +187,7 @@ def _nomic_state(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _layers(weights: dict[str, Tensor], backbone: Any) -> dict[str, Tensor]:
-    """Weights around the transformers, under the names of `ContextLayers`.
+    """Rename the weights around the two encoders to the names in `ContextLayers`.
 
     transformers' NomicBERT adds its token type's vector to all that it reads, the released code to
     text alone. So that vector is taken off what makes context and soft prompts.

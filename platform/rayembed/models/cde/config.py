@@ -18,7 +18,8 @@ class FirstStageConfig(Settings):
 
 
 class CDEConfig(ArchitectureConfig):
-    """An encoder that reads a text after vectors of its corpus' documents (arXiv 2410.02525).
+    """Settings of an encoder that reads a text after vectors of its corpus's documents (arXiv
+    2410.02525).
 
     The first stage (`encoder`, mean, MLP) makes a vector of each context document; the second
     (`backbone`) reads `[context; soft prompts; text]`. Queries and documents share both stages.
@@ -73,33 +74,33 @@ class CDEConfig(ArchitectureConfig):
 
     @property
     def parts(self) -> dict[str, str]:
-        """The second stage's transformer and the first's."""
+        """Paths of the second encoder (the backbone) and of the first."""
         return {"backbone": self.backbone.path, "encoder": self.encoder.path}
 
     @property
     def adapters(self) -> dict[str, Adapters]:
-        """The same adapters on both stages."""
+        """Adapter settings, which are the same for both encoders."""
         found = super().adapters
         return dict.fromkeys(self.parts, found["backbone"]) if found else {}
 
     @property
     def context_places(self) -> int:
-        """Number J of context documents."""
+        """Number J of context vectors before each text."""
         return self.num_context
 
     @property
     def added_tokens(self) -> int:
-        """Number of context documents and soft prompts."""
+        """Number of vectors before each text: context vectors and soft prompts."""
         return self.num_context + self.num_soft_prompts
 
     @property
     def head_settings(self) -> dict[str, object]:
-        """Soft prompts and output head."""
+        """Settings that decide the shape of the head: number of soft prompts and kind of output."""
         return self.model_dump(include={"kind", "num_soft_prompts", "output"})
 
     @property
     def description(self) -> str:
-        """The architecture with the size of its context."""
+        """Description for people: the architecture, and the size of its context."""
         return (
             f"An encoder that reads a text behind vectors of {self.num_context} documents of its "
             "corpus (contextual document embeddings, arXiv 2410.02525)"

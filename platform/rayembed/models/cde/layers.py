@@ -1,4 +1,5 @@
-"""CDE's randomly initialised layers beside its two transformers (arXiv 2410.02525).
+"""Layers of CDE that are not part of its two transformers and start from random weights (arXiv
+2410.02525).
 
 k the first stage's width, h the second's, S soft prompts.
 """
@@ -11,7 +12,8 @@ from rayembed.models.cde.config import CDEConfig
 
 
 class ContextLayers(nn.Module):
-    """MLPs of both stages, the null token and the soft prompts; called one by one.
+    """MLPs after both encoders, the null token and the soft prompts; the model calls them
+    separately.
 
     The weights have the names that jxm/cde-small-v1 and v2 give them below their stages.
     """
@@ -31,12 +33,14 @@ class ContextLayers(nn.Module):
         self._residual = config.output == "residual"
 
     def context(self, means: Float[Tensor, "rows k"]) -> Float[Tensor, "rows h"]:
-        """Context vectors, float32, from the first stage's means."""
+        """Project the first encoder's mean states to context vectors, float32."""
         vectors: Tensor = self.first(means.to(self.null.dtype))
         return vectors.float()
 
     def soft_prompts(self) -> Float[Tensor, "S h"]:
-        """Soft prompt vectors between context and text: an MLP of ones, as released."""
+        """Compute the soft prompt vectors between context and text, by an MLP of a vector of ones,
+        as in the released code.
+        """
         if self.prompts is None:
             return self.null.new_empty(0, len(self.null))
         ones = self.null.new_ones(len(self.null))
@@ -44,7 +48,7 @@ class ContextLayers(nn.Module):
         return prompts.view(-1, len(self.null))
 
     def embedding(self, mean: Float[Tensor, "batch h"]) -> Float[Tensor, "batch h"]:
-        """Embedding, float32 and not normalised, from the mean over the text's states."""
+        """Project the mean of the text's states to its embedding, float32, not normalised."""
         if self.output is None:
             return mean
         projected: Tensor = self.output(mean.to(self.null.dtype)).float()

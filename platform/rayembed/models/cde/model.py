@@ -1,4 +1,5 @@
-"""CDE: an encoder that reads a text after vectors of its corpus (arXiv 2410.02525).
+"""CDE, contextual document embeddings: an encoder that reads a text after vectors of documents of
+its corpus (arXiv 2410.02525).
 
 B texts, T tokens of the longest, J context documents, S soft prompts, h the width of both the
 second stage's states and the embedding.
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class CDE(TransformerModel):
-    """CDE's two encoders in sequence; neither is patched.
+    """CDE's two encoders in sequence; the code of neither is patched.
 
     Parameters are `backbone.…` (second stage) and `encoder.…` (first) as transformers names them,
     and `layers.…`. A corpus's context that was set is used for every text that comes without one.
@@ -64,12 +65,12 @@ class CDE(TransformerModel):
 
     @property
     def parts(self) -> dict[str, Any]:
-        """The second stage's transformer and the first's."""
+        """The second encoder (the backbone) and the first, by setting name."""
         return {"backbone": self.backbone, "encoder": self.encoder}
 
     @property
     def part_tokenizers(self) -> dict[str, Any]:
-        """Tokenizers of both stages, which are the same."""
+        """The tokenizer of both encoders, which share it."""
         return dict.fromkeys(self.parts, self.tokenizer.pretrained)
 
     @property
@@ -78,12 +79,12 @@ class CDE(TransformerModel):
         return self.layers
 
     def embed_context(self, batch: dict[str, Tensor]) -> Tensor:
-        """(B, h) float32 context vectors of a micro-batch of documents, not normalised."""
+        """Embed a micro-batch of documents to (B, h) float32 context vectors, not normalised."""
         states, layout = token_states(self.encoder, batch, self._first_position)
         return self.layers.context(masked_mean(states, every_token(states, layout), layout))
 
     def set_corpus(self, vectors: Tensor | None) -> None:
-        """Set the context vectors of all later texts; None selects the null token.
+        """Set the context vectors for all later texts; None uses the null token instead.
 
         Args:
             vectors: (n, h) of `embed_context`, n at most J. `no_context()`: none by choice.
@@ -99,11 +100,11 @@ class CDE(TransformerModel):
         self.corpus = vectors
 
     def no_context(self) -> Tensor:
-        """(0, h) context of no documents, which puts the null token in all context positions."""
+        """(0, h) empty context, with which the null token fills all context positions."""
         return self.layers.null.detach().new_empty(0, self.dimensions[0])
 
     def forward(self, batch: dict[str, Tensor], context: Tensor | None = None) -> EmbedOutput:
-        """Unit vectors (B, h) of a collated micro-batch.
+        """Embed a collated micro-batch to unit vectors (B, h).
 
         Args:
             context: (n, h) of `embed_context`, n at most J; what lacks to J is the null token.
@@ -126,7 +127,7 @@ class CDE(TransformerModel):
         return EmbedOutput(functional.normalize(vectors, dim=-1))
 
     def _mean(self, batch: dict[str, Tensor], before: Tensor) -> Tensor:
-        """(B, h) float32 mean of the states of padded texts.
+        """Run padded texts and return (B, h) float32 means of their states.
 
         Args:
             before: (B, J + S, h) vectors that stand before each text.
@@ -149,7 +150,9 @@ class CDE(TransformerModel):
     def _mean_of_packed(
         self, batch: dict[str, Tensor], before: Tensor, *, packed: Packed
     ) -> Tensor:
-        """Mean of the states of packed texts; each text follows its own context vectors."""
+        """Run packed texts, each after its own context vectors, and return the means of their
+        states.
+        """
         ids, added = batch["input_ids"], self.added_tokens
         num_texts = len(before)
         texts = torch.arange(num_texts + 1, device=ids.device, dtype=packed.cu_seqlens.dtype)
@@ -171,13 +174,13 @@ class CDE(TransformerModel):
         return masked_mean(states, pooled.index_copy(0, own, batch["pool_mask"]), whole)
 
     def why_padded(self) -> str | None:
-        """Reason why texts must be padded, see `TransformerModel`."""
+        """Return the reason why texts must be padded, see `TransformerModel`."""
         if self._sequence.needs_mask:
             return "context vectors are seen from beyond the backbone's attention window"
         return super().why_padded()
 
     def _words(self, ids: Tensor) -> Tensor:
-        """(…, h) input vectors of the texts' tokens."""
+        """Look up the (…, h) word vectors of the texts' tokens."""
         words: Tensor = self.backbone.get_input_embeddings()(ids)
         if not self.config.normalize_twice:
             return words
@@ -185,7 +188,9 @@ class CDE(TransformerModel):
         return normed
 
     def _context_tokens(self, context: Tensor, num_texts: int) -> Tensor:
-        """(B, J, h) context tokens; the null token fills unused and dropped places."""
+        """(B, J, h) context vectors for each text; the null token replaces missing and dropped
+        ones.
+        """
         null = self.layers.null
         missing = self.config.num_context - context.shape[0]
         tokens = torch.cat([context.to(null), null.expand(missing, -1)])

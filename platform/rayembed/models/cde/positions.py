@@ -1,4 +1,5 @@
-"""Positions and masks of context, soft prompts and text in one encoder sequence.
+"""Positions and attention masks of sequences that consist of context vectors, soft prompts and a
+text.
 
 J context vectors, S soft prompts, T tokens of the longest text, L = J + S + T.
 """
@@ -17,7 +18,7 @@ from rayembed.models.loading.backbones import first_position, num_positions
 
 @dataclass(frozen=True)
 class SequenceLayout:
-    """Positions and masks of an encoder's sequences.
+    """Computes positions and attention masks of the second encoder's sequences.
 
     Without positions of their own, context vectors all stand at the first one. There a rotation
     turns by nothing; a learnt vector is a constant that the biases before it can take up. Rotary
@@ -38,7 +39,7 @@ class SequenceLayout:
 
     @classmethod
     def of(cls, config: CDEConfig, backbone: Any) -> "SequenceLayout":
-        """Layout of a config in its backbone.
+        """Derive the layout from the settings and the backbone's kind of positions.
 
         Raises:
             ConfigError: a family that tells positions apart by more than `position_ids`, so that
@@ -98,11 +99,14 @@ class SequenceLayout:
 
     @property
     def needs_mask(self) -> bool:
-        """Whether layers with a sliding window need a mask, to see the context beyond it."""
+        """Whether layers with a sliding window need an explicit mask, so that all tokens see the
+        context vectors.
+        """
         return self.window is not None and not self.counted
 
     def attention_mask(self, mask: Tensor) -> Tensor | dict[str, Tensor]:
-        """Attention mask for the backbone: all vectors see the context, none see padding.
+        """Build the backbone's attention mask: every vector attends to the context, none to
+        padding.
 
         Layers with a sliding window would see those context vectors alone that stand near in the
         sequence; where context has no positions, the window holds between the others only.

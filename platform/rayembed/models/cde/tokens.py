@@ -1,4 +1,4 @@
-"""CDE's tokens: a prefix or an instruction before a text, the same for both stages."""
+"""CDE's tokens: a prefix or an instruction before a text; both encoders get the same."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,8 @@ from rayembed.models.tokens import PrefixTokenizer, pretrained_tokenizer
 
 
 def make_tokenizer(config: CDEConfig, folders: Mapping[str, Path]) -> PrefixTokenizer:
-    """Make the tokenizer of both stages; pooling may exclude the prompt.
+    """Make the tokenizer of both encoders; pooling leaves out the prompt if the settings
+    say so.
 
     Args:
         folders: of the backbone and, where it may differ, of the encoder.

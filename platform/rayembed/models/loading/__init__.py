@@ -1,1 +1,1 @@
-"""Loading and building of models from folders and settings."""
+"""Load models from folders, and build them from settings."""

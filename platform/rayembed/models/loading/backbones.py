@@ -1,4 +1,6 @@
-"""Pretrained transformers of any family: dtype, attention mask, dropout, complete weights."""
+"""Load pretrained transformers of any family, with their dtype, attention mask and dropout, and
+check that weights are complete.
+"""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -46,7 +48,7 @@ _HIDDEN_DROPOUT = (
 
 
 def torch_dtype(dtype: DtypeSetting | Literal["float16"]) -> torch.dtype:
-    """Torch dtype of a setting; `auto` is the type that this machine computes fast."""
+    """Return torch's dtype for a setting; `auto` is the type that this machine computes fast."""
     return _DTYPES[auto_precision().dtype if dtype == "auto" else dtype]
 
 
@@ -91,7 +93,9 @@ def load_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
 
 
 def _unpack(model: Any) -> None:
-    """Unpack quantised weights at once, not in the first pass, which several threads may begin."""
+    """Unpack quantised weights now; otherwise the first forward pass would do so, possibly in
+    several threads at once.
+    """
     if getattr(model, "ct_decompress_hook", None) is not None:
         model.hf_quantizer.compressor.decompress_model(model)
 
@@ -122,8 +126,8 @@ def check_not_quantised(parts: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _without_loading_report() -> Iterator[None]:
-    """Suppress transformers' report of weights that are left out (heads, cut layers), and its list
-    of weights without tensor parallelism, which is all of them.
+    """Suppress transformers' reports of weights that are left out on purpose (heads, cut layers) or
+    not covered by tensor parallelism.
 
     Missing ones are refused here.
     """
@@ -164,7 +168,9 @@ _LEARNT_POSITIONS = ("position_embeddings", "wpe", "embed_positions")
 
 
 def num_positions(model: Any) -> int | None:
-    """Maximum tokens with learnt positions; None if positions are computed or unlimited."""
+    """Return the largest number of tokens for which the model has learnt positions; None if
+    positions are computed.
+    """
     learnt = _learnt_positions(model)
     if learnt is None:
         return None
@@ -173,8 +179,8 @@ def num_positions(model: Any) -> int | None:
 
 
 def row_positions(model: Any) -> int | None:
-    """Number of learnt positions, for models that count from a row's start with padding before a
-    text.
+    """Return the number of learnt positions for models whose numbering includes padding at the
+    start of a row; None for others.
 
     None if positions are computed, or counted over a text's own tokens, as RoBERTa and OPT do.
     """
@@ -184,7 +190,9 @@ def row_positions(model: Any) -> int | None:
 
 
 def first_position(model: Any) -> int:
-    """Position id of a text's first token; RoBERTa and XLM-R count from the padding's id on."""
+    """Return the position id of a text's first token; for RoBERTa and XLM-R it follows the padding
+    token's id.
+    """
     learnt = _learnt_positions(model)
     return 0 if learnt is None else _unused(learnt)
 
@@ -213,7 +221,8 @@ def _settings(folder: Path, config: BackboneConfig, mask: Mask) -> Any:
 
 
 def check_for_transformers(folder: Path) -> None:
-    """Check that transformers computes what the folder's config.json says.
+    """Raise if transformers would compute something else than the model that the folder's
+    config.json describes.
 
     Raises:
         ArtifactError: it is of an architecture's own layout, which transformers would take without
@@ -224,8 +233,8 @@ def check_for_transformers(folder: Path) -> None:
 
 
 def loaded_architectures() -> Iterator[Any]:
-    """Instances of all architectures; another package's architecture that fails to import is left
-    out.
+    """Return one instance of each architecture; warn about, and leave out, another package's
+    architecture that fails to import.
     """
     for settings in architecture_classes():
         try:
@@ -237,7 +246,8 @@ def loaded_architectures() -> Iterator[Any]:
 
 
 def check_for_sentence_transformers(folder: Path) -> None:
-    """Check that sentence-transformers and transformers compute the same from the folder.
+    """Raise if sentence-transformers would load a part of the folder as another model, since it
+    uses transformers.
 
     Raises:
         ArtifactError: one of them is misread, see `check_for_transformers`.
@@ -248,7 +258,8 @@ def check_for_sentence_transformers(folder: Path) -> None:
 
 
 def check_backbone(folder: Path) -> Any:
-    """Transformers configuration of a folder, whose architecture transformers must support.
+    """Read the transformers configuration of a folder, and check that its model is
+    supported.
 
     Raises:
         ArtifactError: no configuration, an unknown architecture, or an encoder with a decoder.
@@ -281,7 +292,8 @@ def check_backbone(folder: Path) -> Any:
 
 
 def finish_backbone(model: Any, *, mask: Mask) -> Any:
-    """Set the mask on each attention layer, and verify it by a forward pass.
+    """Set the mask on each attention layer of a loaded model, and verify it by a forward
+    pass.
 
     Raises:
         ConfigError: the family does not attend as `mask` says.
@@ -307,8 +319,8 @@ def finish_backbone(model: Any, *, mask: Mask) -> Any:
 
 
 def remove_causal_mask(settings: Any) -> None:
-    """Change a decoder's configuration in place so that tokens attend to all tokens at all
-    distances.
+    """Change a decoder's configuration in place so that every token attends to all others, without
+    a sliding window.
 
     A sliding window would otherwise stay, as a two-sided one. Families whose layers are of
     several types keep them, since Gemma 3 has other rotary frequencies in its sliding layers;
@@ -323,7 +335,7 @@ def remove_causal_mask(settings: Any) -> None:
 
 
 def cut_layers(settings: Any, number: int) -> None:
-    """Keep only the first layers of a transformers configuration, in place.
+    """Reduce a transformers configuration to the first `number` layers, in place.
 
     Raises:
         ConfigError: the model has fewer.
@@ -340,7 +352,8 @@ def cut_layers(settings: Any, number: int) -> None:
 
 
 def set_dropout(settings: Any, config: BackboneConfig) -> None:
-    """Set the config's dropout in a transformers configuration, under its family's names, in place.
+    """Write the dropout settings into a transformers configuration, under its family's names, in
+    place.
 
     Raises:
         ConfigError: a dropout above zero that the family has no setting for.
@@ -360,7 +373,9 @@ def set_dropout(settings: Any, config: BackboneConfig) -> None:
 
 
 def attention_dropout(settings: Any) -> float:
-    """Dropout of attention probabilities in a transformers configuration; 0 if it has none."""
+    """Return the dropout of attention probabilities in a transformers configuration; 0 if it has
+    none.
+    """
     return max(float(getattr(settings, name, 0.0) or 0.0) for name in _ATTENTION_DROPOUT)
 
 

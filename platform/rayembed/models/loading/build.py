@@ -1,4 +1,4 @@
-"""Construction of models from settings: pretrained parts, a head, fresh adapters."""
+"""Build models from settings: pretrained parts, a head, new adapters."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +22,8 @@ Folders = Path | Mapping[str, Path]
 
 
 def build_model(config: ModelConfig, folders: Folders, *, seed: int) -> TransformerModel:
-    """Build the model to train: pretrained parts, a head, fresh adapters, in training mode.
+    """Build the model to train from pretrained parts, a head and new adapters; it is in training
+    mode.
 
     The head is fresh too, unless the backbone's folder has a trained one of the same kind (see
     `start`). Everything is in the config's dtype, on the CPU; the model's own settings name it. The
@@ -92,7 +93,7 @@ def empty_parts(config: ModelConfig, folders: Mapping[str, Path]) -> dict[str, A
 
 
 def empty_around(config: ModelConfig, parts: Parts, tokenizer: PromptTokenizer) -> TransformerModel:
-    """Build the model around finished parts, with a head on the meta device."""
+    """Build the model from given parts, with a head on the meta device."""
     architecture = architecture_of(config)
     with torch.device("meta"):
         head = architecture.build_head(config, shapes_of(parts))
@@ -101,7 +102,7 @@ def empty_around(config: ModelConfig, parts: Parts, tokenizer: PromptTokenizer) 
 
 
 def shapes_of(parts: Parts) -> dict[str, Any]:
-    """The parts' transformers configurations."""
+    """Return each part's transformers configuration by the part's name."""
     return {name: part.config for name, part in parts.items()}
 
 

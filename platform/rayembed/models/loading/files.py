@@ -1,4 +1,6 @@
-"""Files of model folders: JSON, safetensors, and a fingerprint of the whole."""
+"""Read and write the files of model folders: JSON, safetensors, and a fingerprint of a whole
+folder.
+"""
 
 import json
 import math
@@ -101,7 +103,8 @@ def check_weight_files(folder: Path) -> None:
 
 
 def weight_paths(folder: Path) -> list[Path]:
-    """`model.safetensors` of a folder, or the files of its index; empty if it has neither.
+    """Return a folder's `model.safetensors`, or the files that its index names; empty if it has
+    neither.
 
     Raises:
         ArtifactError: the index cannot be read.
@@ -114,13 +117,15 @@ def weight_paths(folder: Path) -> list[Path]:
 
 
 def _indexed(index: Path) -> list[Path]:
-    """Files that an index of weights names, which lie in its folder or below."""
+    """Return the paths of the weight files that an index names; they must be in its folder or
+    below.
+    """
     names = sorted(set(map(str, read_json(index).get("weight_map", {}).values())))
     return [below(index.parent, name, f"the index {str(index)!r}") for name in names]
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Load all tensors of a safetensors file, or of one that torch wrote, by name, on the CPU.
+    """Load all tensors of a safetensors or torch file by name, on the CPU.
 
     Raises:
         ArtifactError: there is no such file, it is damaged, or holds other objects than tensors.
@@ -138,8 +143,13 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
 
 def count_parameters(folder: Path) -> int | None:
+<<<<<<< HEAD
     """Number of parameters in the folder's safetensors files; None for weights in other formats."""
     files = sorted(p for p in folder.rglob("*.safetensors") if p.parent.name != PROOF_FOLDER)
+=======
+    """Count the parameters in the folder's safetensors files; None for weights in other formats."""
+    files = sorted(folder.rglob("*.safetensors"))
+>>>>>>> 3b8eab2c (Clearer first sentences on model architectures, loading and inference)
     if not files or any(folder.rglob("pytorch_model*.bin")):
         return None
     tensors = [tensor for path in files for tensor in read_header(path).values()]
@@ -147,7 +157,7 @@ def count_parameters(folder: Path) -> int | None:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Type, shape and position of each tensor of a safetensors file, by name.
+    """Read dtype, shape and offset of each tensor from the header of a safetensors file.
 
     Raises:
         ArtifactError: not such a file, or shorter than it says.
@@ -175,7 +185,8 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 def weights_fingerprint(folder: Path) -> str:
-    """12 hexadecimal digits of the names and contents of weights, tokenizer and settings.
+    """Compute 12 hexadecimal digits that identify a model: a hash of its weights, tokenizer and
+    settings.
 
     Model cards, the proof, training state and file times do not count. The same content gives the
     same digits on every machine. Of many processes of a machine with an asset cache one reads the

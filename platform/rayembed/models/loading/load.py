@@ -1,4 +1,6 @@
-"""Loading of a model folder: rayembed's own, a published layout, or a usual encoder format."""
+"""Load a model folder: one that rayembed saved, one in a published layout, or a common encoder
+format.
+"""
 
 from pathlib import Path
 from typing import Literal, get_args
@@ -69,7 +71,8 @@ def load_model(
 
 
 def load_as_saved(folder: Path) -> TransformerModel:
-    """Load a model that the caller casts, using no more memory than its saved weights.
+    """Load a model in the number type of its saved weights, for a caller that will cast it, to save
+    memory.
 
     As `load_model` in the type of `saved_dtype`, but weights saved in float16 come in that, in
     which no model of ours computes.
@@ -108,7 +111,8 @@ def load_saved(folder: Path, *, dtype: Dtype | None = None) -> TransformerModel:
 
 
 def published(folder: Path) -> Published:
-    """Return the model in a folder that rayembed did not write.
+    """Describe the model in a folder that rayembed did not write, by the first architecture that
+    reads it.
 
     Raises:
         ArtifactError: nothing that any architecture reads.
@@ -123,7 +127,8 @@ def published(folder: Path) -> Published:
 
 
 def _check_saved(folder: Path) -> None:
-    """Raise where files for sentence-transformers say other things than rayembed.json.
+    """Raise if a saved model's files for sentence-transformers contradict its
+    rayembed.json.
 
     Both are written at once, and sentence-transformers reads its own alone.
     """
@@ -144,7 +149,9 @@ def _check_saved(folder: Path) -> None:
 
 
 def _check_stated(folder: Path, config: ModelConfig) -> Stated:
-    """Raise where config_sentence_transformers.json asks for what the settings do not."""
+    """Read config_sentence_transformers.json; raise if its prompt or width contradicts the model's
+    settings.
+    """
     stated = read_stated(folder)
     check_default_prompt(folder, stated, config.prompt("", "document"))
     width: int | None = getattr(config, "width", None)
@@ -162,7 +169,8 @@ def computed_dtype(
     asked: DtypeSetting | Tf32 | Literal["saved"] = "auto",
     on: Precision | str | None = None,
 ) -> Dtype:
-    """Number type in which a saved model computes, for loading, serving and scoring alike.
+    """Return the number type in which to run a saved model; loading, serving and scoring all use
+    this.
 
     Args:
         asked: `auto`: as saved (float16 becomes float32), but float32 where bfloat16 is emulated.
@@ -180,7 +188,7 @@ def computed_dtype(
 
 
 def saved_dtype(folder: Path) -> Dtype:
-    """Number type of the saved weights; float32 for float16.
+    """Return the number type of the saved weights; float32 for weights saved as float16.
 
     Reads JSON alone; of a folder that states none the first weight's header. `auto`, which settings
     written by hand may have, is what this machine computes fast.
@@ -193,7 +201,7 @@ def saved_dtype(folder: Path) -> Dtype:
 
 
 def settings_of(folder: Path) -> ModelConfig:
-    """Settings of the model in a folder; no weights are read.
+    """Read the settings of the model in a folder, without its weights.
 
     Raises:
         ArtifactError: as `load_model`, as far as settings tell.
@@ -204,7 +212,8 @@ def settings_of(folder: Path) -> ModelConfig:
 
 
 def saved_widths(folder: Path) -> tuple[int, ...]:
-    """Widths at which the model's vectors may be cut, the full one first; no weights are read.
+    """Return the widths to which the model's vectors may be truncated, the full width first;
+    weights are not read.
 
     Raises:
         ArtifactError: as `load_model`, as far as settings tell.
@@ -258,8 +267,8 @@ def check_loadable(folder: Path) -> ModelConfig:
 
 
 def empty_model(folder: Path) -> TransformerModel:
-    """Build a folder's model without loading weights; only publishers' own layouts are loaded
-    whole.
+    """Build a folder's model on the meta device; models in a publisher's own layout are loaded with
+    their weights.
 
     Raises:
         ArtifactError: no model that can be loaded.

@@ -1,4 +1,4 @@
-"""Metadata of a saved model's folder: settings, prompts, widths; and loading of its head."""
+"""Read settings, prompts and vector widths of a saved model's folder, and load its head."""
 
 from pathlib import Path
 from typing import Any, get_args
@@ -21,12 +21,12 @@ FORMAT_VERSION = 2
 
 
 def part_folders(config: ModelConfig, folder: Path) -> dict[str, Path]:
-    """Folders of a saved model's pretrained parts."""
+    """Return the folder of each pretrained part of a saved model."""
     return {name: part_folder(folder, name) for name in config.parts}
 
 
 def part_folder(folder: Path, name: str) -> Path:
-    """Folder of one pretrained part of a saved model.
+    """Return the folder of one pretrained part of a saved model.
 
     The backbone lies in the model's folder itself in plain formats.
     """
@@ -35,7 +35,7 @@ def part_folder(folder: Path, name: str) -> Path:
 
 
 def read_settings(folder: Path, *, dtype: Dtype | None = None) -> ModelConfig:
-    """Settings of a saved model.
+    """Read the settings of a saved model.
 
     Raises:
         ArtifactError: not a settings file, or of a later format.
@@ -53,13 +53,16 @@ def read_settings(folder: Path, *, dtype: Dtype | None = None) -> ModelConfig:
 
 
 def default_instructions(folder: Path) -> dict[Role, str]:
-    """Default instructions by role: those on which a saved model was trained exclusively."""
+    """Read a saved model's default instruction for each role: set if all its training data had the
+    same one.
+    """
     told = _read_settings_file(folder / SETTINGS_FILE).get("default_instructions") or {}
     return {role: str(told[role]) for role in get_args(Role) if role in told}
 
 
 def saved_dimensions(settings_file: Path) -> tuple[int, ...]:
-    """Vector widths of a saved model, the full one first, without loading the model.
+    """Read the vector widths of a saved model, the full width first, without loading the
+    model.
 
     Args:
         settings_file: the `rayembed.json` of the model's folder.

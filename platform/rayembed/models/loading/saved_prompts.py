@@ -1,4 +1,4 @@
-"""Literal prompts in a saved model's folder: writing and reading."""
+"""Write and read the literal prompts in a saved model's folder."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,8 +25,8 @@ SYMMETRIC_TYPES = (
 def prompts_to_save(
     config: ModelConfig, instructions: Mapping[str, str], defaults: Mapping[Role, str]
 ) -> dict[str, str]:
-    """Literal prompts to write for sentence-transformers and mteb: by role, by data set and task
-    name, by task type.
+    """Collect the literal prompts to write for sentence-transformers and mteb: by role, data set,
+    task name and task type.
 
     mteb asks for a task, then for its type, then for the role; what a task has no sides for has no
     role. With a prefix of queries the types of such tasks name it, so that mteb gives their texts
@@ -50,7 +50,8 @@ def prompts_to_save(
 
 
 def given_prompts(prompts: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Select the saved prompts for which instructions were configured.
+    """Select the saved prompts that come from configured instructions, leaving out
+    defaults.
 
     Args:
         prompts: all of them, see `prompts_to_save`.
@@ -66,19 +67,20 @@ def given_prompts(prompts: Mapping[str, str], prefix: str) -> dict[str, str]:
 
 
 def sentence_settings(folder: Path) -> dict[str, Any]:
-    """Content of a folder's config_sentence_transformers.json; empty without one."""
+    """Read a folder's config_sentence_transformers.json; empty if the folder has none."""
     path = folder / "config_sentence_transformers.json"
     return read_json(path) if path.is_file() else {}
 
 
 def saved_prompts(folder: Path) -> dict[str, str]:
-    """All literal prompts of a saved model, by name."""
+    """Read all literal prompts of a saved model, by name."""
     prompts: dict[str, str | None] = sentence_settings(folder).get("prompts") or {}
     return {name: text or "" for name, text in prompts.items()}
 
 
 def saved_instructions(folder: Path, config: ModelConfig) -> dict[str, str]:
-    """Instructions by name with which a model was saved, in the form that `save` accepts.
+    """Read the instructions with which a model was saved, by name, in the form that `save`
+    accepts.
 
     Args:
         config: the model's settings, which made the folder's prompts of them.

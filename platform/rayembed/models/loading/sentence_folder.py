@@ -1,4 +1,4 @@
-"""Folders in sentence-transformers format: their modules and settings."""
+"""Read folders in sentence-transformers format: their modules and settings."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -105,7 +105,7 @@ class Modules(NamedTuple):
 
 
 class Stated(NamedTuple):
-    """Settings of a folder's config_sentence_transformers.json that decide vectors."""
+    """Settings in a folder's config_sentence_transformers.json that affect vectors."""
 
     prompts: Mapping[str, str]
     default_prompt: str
@@ -168,7 +168,8 @@ def read_modules(folder: Path) -> Modules:
 
 
 def _check_entries(path: Path, modules: Any) -> None:
-    """Raise for a list of modules that sentence-transformers reads in another way, or not at all.
+    """Raise if modules.json is malformed, has unknown entries, or has two modules with the same
+    name.
 
     It keeps one module of each name, and hands `kwargs` to the modules' passes.
     """
@@ -221,7 +222,8 @@ def read_stated(folder: Path) -> Stated:
 
 
 def check_default_prompt(folder: Path, stated: Stated, document: str) -> None:
-    """Raise if texts without a role get another prompt than documents.
+    """Raise if sentence-transformers would put a default prompt before texts that differs from the
+    documents' prompt.
 
     sentence-transformers' `encode` puts it before each text, its `encode_query` and
     `encode_document` before none. Here every text has a role, which is `document` unless named.
@@ -239,7 +241,7 @@ def check_default_prompt(folder: Path, stated: Stated, document: str) -> None:
 
 
 def check_known(path: Path, settings: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise if a file has an unknown setting that is not empty.
+    """Raise if a settings file has a key that is unknown here and has a value.
 
     Raises:
         ArtifactError: one that may change vectors, by its name.
@@ -253,7 +255,7 @@ def check_known(path: Path, settings: Mapping[str, Any], known: Collection[str])
 
 
 def mode_of(pooling: PlainPooling) -> str:
-    """Name of a pooling in sentence-transformers."""
+    """Return the name that sentence-transformers has for a pooling."""
     return next(mode for mode, known in _POOLING.items() if known == pooling)
 
 
@@ -304,7 +306,7 @@ def _read_dense(path: Path) -> ProjectionConfig:
 
 
 def _check_feature(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raise for a module that works on anything but the text's vector."""
+    """Raise for a module whose input or output is not the text's vector."""
     for key in _FEATURES:
         if settings.get(key) not in (None, "sentence_embedding"):
             raise ArtifactError(
@@ -313,7 +315,7 @@ def _check_feature(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _read_transformer(folder: Path) -> int | None:
-    """Maximum length that a Transformer module states.
+    """Check the settings of the Transformer module, and return its maximum text length.
 
     Raises:
         ArtifactError: settings of it that would change the vectors.
@@ -354,7 +356,7 @@ def _transformer_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def states_lower_case(folder: Path) -> bool:
-    """Whether a folder's Transformer module lower-cases texts.
+    """Whether a folder's Transformer module is set to lower-case texts.
 
     Without modules.json, of the folder or of the one above, sentence-transformers does not read it.
     """
@@ -363,8 +365,8 @@ def states_lower_case(folder: Path) -> bool:
 
 
 def stated_dtype(transformer: Path) -> Dtype:
-    """Number type of a folder with a `config.json`: bfloat16 if it or, where it is silent, the
-    first weight says so; else float32.
+    """Return the number type of a folder's weights: bfloat16 if config.json (or, without an entry,
+    the first weight) is bfloat16; else float32.
     """
     config = read_json(transformer / "config.json")
     stated = config.get("dtype") or config.get("torch_dtype")

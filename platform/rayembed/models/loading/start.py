@@ -1,4 +1,4 @@
-"""Initial weights of a training: a bare transformer, or a model with a trained head."""
+"""Locate the initial weights of a training: a plain transformer, or a model with a trained head."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 
 
 class Start(NamedTuple):
-    """Initial weights of a model to train, as found in folders."""
+    """Initial weights of a model to train: the folders of its parts, and a function that loads a
+    trained head.
+    """
 
     folders: dict[str, Path]
     """Folders of the pretrained parts, each with its tokenizer, by setting."""
@@ -40,7 +42,7 @@ class Start(NamedTuple):
 
 
 def find_start(folders: Path | Mapping[str, Path], config: ModelConfig) -> Start:
-    """Locate the initial weights of the config's model; no weights are read.
+    """Locate the initial weights of the model to train, without reading them.
 
     The backbone's may be a transformer's own, one of rayembed's models, or in sentence-transformers
     format; so may those of further parts, of which a saved model gives the part of the same name.
@@ -88,7 +90,9 @@ def check_trainable(folder: Path) -> None:
 
 
 def part_within(folder: Path, name: str) -> Path:
-    """Folder of a further part within a model's folder, or the folder itself if it is the part."""
+    """Return the folder of a named part within a model's folder, or the folder itself if it is a
+    plain transformer.
+    """
     check_trainable(folder)
     if (folder / SETTINGS_FILE).is_file():
         return part_folders(read_settings(folder), folder).get(name, folder)

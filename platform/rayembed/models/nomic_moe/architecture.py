@@ -1,4 +1,4 @@
-"""Nomic Embed v2 architecture: from settings to files."""
+"""Nomic Embed v2 architecture: builds the model from its settings and writes its files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,10 +32,14 @@ from rayembed.models.tokens import pretrained_tokenizer
 
 
 class NomicMoeArchitecture(Architecture):
-    """Mean-pooled encoder of its own, converted from BERT-like ones."""
+    """Architecture of a mean-pooled encoder implemented in rayembed; BERT-like models are converted
+    to it.
+    """
 
     def load_part(self, config: NomicMoeConfig, name: str, folder: Path) -> NomicEncoder:
-        """Load the encoder, converted and upcycled as needed."""
+        """Load the encoder; convert a BERT-like model and turn MLPs into experts if the settings
+        require it.
+        """
         _check_backbone_settings(config)
         return load_start(folder, config, torch_dtype(config.backbone.dtype))
 
@@ -45,7 +49,7 @@ class NomicMoeArchitecture(Architecture):
         return empty_start(folder, config)
 
     def check_part(self, config: NomicMoeConfig, name: str, folder: Path) -> None:
-        """Check names and sizes of the weights as well."""
+        """Check that a saved part can be loaded, including names and shapes of its weights."""
         self.empty_part(config, name, folder)
 
     def empty_of_settings(
@@ -55,12 +59,14 @@ class NomicMoeArchitecture(Architecture):
         return empty_encoder(dict(settings), config, where)
 
     def build_head(self, config: NomicMoeConfig, shapes: Shapes) -> nn.Module:
-        """Check that truncated widths are below the full one; mean pooling has no weights."""
+        """Check the truncated vector widths, and return an empty head, as mean pooling has no
+        weights.
+        """
         dimensions_of(config, shapes["backbone"])
         return nn.Identity()
 
     def tokenizer(self, config: NomicMoeConfig, folders: Folders) -> NomicMoeTokenizer:
-        """Tokenizer of prefix and text."""
+        """Make the tokenizer of prefix and text."""
         return NomicMoeTokenizer(pretrained_tokenizer(folders["backbone"]), config)
 
     def assemble(
@@ -71,17 +77,17 @@ class NomicMoeArchitecture(Architecture):
         return NomicMoe(config, parts["backbone"], tokenizer)
 
     def layer_fits(self, part: NomicEncoder, layer: int, place: int) -> bool:
-        """Whether both positions have experts, or neither."""
+        """Whether a layer may move to another position: both must have experts, or neither."""
         return part.config.is_moe(layer) == part.config.is_moe(place)
 
     def cut_layers(self, part: NomicEncoder, kept: Sequence[int]) -> bool:
-        """Keep only these layers."""
+        """Keep only the given layers of the encoder."""
         replace_layers(part, kept)
         part.config = replace(part.config, num_layers=len(kept))
         return True
 
     def cut_vocabulary(self, part: NomicEncoder, kept: Sequence[int]) -> bool:
-        """Keep only these word vectors."""
+        """Keep only the word vectors of the given token ids."""
         new = {old: number for number, old in enumerate(kept)}
         keep_rows(part.embeddings.word_embeddings, new)
         pad = None if part.config.pad_token_id is None else new[part.config.pad_token_id]
@@ -99,7 +105,7 @@ class NomicMoeArchitecture(Architecture):
     def remark_on_start(
         self, config: NomicMoeConfig, folder: Path, transformer: Path
     ) -> str | None:
-        """Remark that rotary positions replace the start model's learnt positions."""
+        """Return a warning if rotary positions will replace the start model's learnt positions."""
         if not loses_its_positions(transformer):
             return None
         return (
@@ -109,11 +115,11 @@ class NomicMoeArchitecture(Architecture):
         )
 
     def check_for_transformers(self, folder: Path) -> None:
-        """Refuse a folder that transformers' own NomicBert would compute differently."""
+        """Raise for a folder that transformers' own NomicBert would load as a different model."""
         check_not_nomic_layout(folder)
 
     def published(self, folder: Path) -> Published | None:
-        """Return nomic-ai/nomic-embed-text-v2-moe or a model of its family."""
+        """Read nomic-ai/nomic-embed-text-v2-moe or another published model of this family."""
         if not is_published_nomic(folder):
             return None
         config = published_nomic_config(folder, None)

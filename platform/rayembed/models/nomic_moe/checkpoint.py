@@ -1,4 +1,4 @@
-"""NomicBert weights by their published names: reading, checking, loading."""
+"""Read, check and load NomicBert weights under their published names."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from rayembed.models.nomic_moe.shape import EncoderShape, read_shape
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Weights of a folder by name.
+    """Load all weights of a folder by name.
 
     Raises:
         ArtifactError: none there, or damaged ones.
@@ -35,7 +35,7 @@ def load_encoder_weights(folder: Path) -> NomicEncoder:
 
 
 def check_encoder_names(folder: Path, shape: EncoderShape) -> None:
-    """Check by names and sizes that the folder has the weights of the shape.
+    """Check that the names and shapes of the folder's weights match the encoder's shape.
 
     Only safetensors files tell without being read.
 
@@ -50,8 +50,9 @@ def check_encoder_names(folder: Path, shape: EncoderShape) -> None:
 
 
 def _encoder_names(stored: Iterable[str]) -> dict[str, str]:
-    """Stored name → name in the encoder. Heads and poolers are dropped, and the prefix of the
-    larger model that the encoder was saved in: `bert` for masked language, `trunk` for embeddings.
+    """Map each stored weight name to its name in the encoder. Heads and poolers are dropped, and
+    the prefix of the larger model that the encoder was saved in: `bert` for masked language,
+    `trunk` for embeddings.
     """
     names = {name: re.sub(r"^(trunk|bert)\.", "", name) for name in stored}
     return {n: own for n, own in names.items() if not own.startswith(("pooler.", "cls."))}

@@ -13,7 +13,8 @@ SEARCH_PREFIXES = ("search_query: ", "search_document: ")
 
 
 class BalanceConfig(Settings):
-    """Load-balancing loss of the experts (equation 1), added to the contrastive loss.
+    """Settings of the experts' load-balancing loss (equation 1), which is added to the contrastive
+    loss.
 
     coefficient · mean over MoE layers of E · Σ_e r_e · p_e, with r_e the share of routed tokens
     that expert e got and p_e its mean routing probability: the coefficient itself where all experts
@@ -31,7 +32,9 @@ class BalanceConfig(Settings):
 
 
 class ExpertsConfig(Settings):
-    """Mixture-of-experts layers, and their initialisation from a dense model (section 4.3)."""
+    """Settings of mixture-of-experts layers, and of their initialisation from a dense model
+    (section 4.3).
+    """
 
     num_experts: PositiveInt = 8
     """Number of experts E."""
@@ -61,7 +64,9 @@ class ExpertsConfig(Settings):
 
 
 class NomicMoeConfig(ArchitectureConfig):
-    """A BERT-like encoder with rotary positions, some of whose MLPs are mixtures of experts."""
+    """Settings of a BERT-like encoder with rotary positions, in which some MLPs are mixtures of
+    experts.
+    """
 
     architecture: ClassVar[str] = "rayembed.models.nomic_moe.architecture:NOMIC_MOE"
     prompt_table: ClassVar[str | None] = "nomic"
@@ -84,27 +89,27 @@ class NomicMoeConfig(ArchitectureConfig):
 
     @property
     def template(self) -> str:
-        """The bare instruction, which replaces the role's prefix."""
+        """Template of an instruction: the instruction alone, which replaces the role's prefix."""
         return "{instruction}"
 
     @property
     def num_experts(self) -> int:
-        """Experts of each mixture; 0 for dense MLPs."""
+        """Number of experts in each mixture layer; 0 for dense MLPs."""
         return 0 if self.experts is None else self.experts.num_experts
 
     @property
     def offered_dimensions(self) -> tuple[int, ...]:
-        """Widths configured in the settings."""
+        """Truncated vector widths from the settings."""
         return self.dimensions
 
     @property
     def has_head(self) -> bool:
-        """False: the mean has no weights."""
+        """False, because mean pooling has no weights."""
         return False
 
     @property
     def description(self) -> str:
-        """The architecture with its experts."""
+        """Description for people: the architecture and its experts."""
         if self.experts is None:
             return "A dense encoder with rotary positions and mean pooling"
         return (

@@ -1,4 +1,5 @@
-"""Encoder of Nomic Embed v2: BERT with rotary positions, some MLPs being mixtures of experts.
+"""Encoder of Nomic Embed v2: BERT with rotary positions, in which some MLPs are mixtures of
+experts.
 
 Post-norm: x = norm1(attention(x) + x), then x = norm2(mlp(x) + x). Modules have the names of the
 published weights. B texts, T tokens, H hidden size, L MoE layers, E experts.
@@ -22,7 +23,7 @@ from rayembed.models.pooling import Layout
 
 
 class Statistics(NamedTuple):
-    """Token sums over a batch for the balance loss; additive."""
+    """Router statistics for the balance loss, summed over tokens; batches can be added."""
 
     load: Tensor
     """(L, E) tokens routed to each expert."""
@@ -34,13 +35,13 @@ class Statistics(NamedTuple):
     """Scalar number of tokens."""
 
     def packed(self) -> Tensor:
-        """All statistics in one vector of L·(2·E + 1) + 1 numbers."""
+        """Concatenate all statistics to one vector of L·(2·E + 1) + 1 numbers."""
         parts = (self.load, self.probability, self.entropy, self.tokens)
         return torch.cat([part.flatten() for part in parts])
 
     @classmethod
     def of(cls, packed: Tensor, num_layers: int, num_experts: int) -> "Statistics":
-        """Statistics from a `packed` vector."""
+        """Split a `packed` vector into the statistics."""
         size = num_layers * num_experts
         load, probability, entropy, tokens = torch.split(packed, [size, size, num_layers, 1])
         shape = (num_layers, num_experts)
@@ -57,7 +58,9 @@ class EncoderOutput(NamedTuple):
 
 
 class EncoderTokens(NamedTuple):
-    """Tokens that the experts process, out of B·T positions."""
+    """Tokens among the B·T positions that the experts process, with their weights in the
+    statistics.
+    """
 
     places: Tensor | None
     """(N,) indices among all positions; None for all."""
@@ -74,7 +77,7 @@ class Embeddings(nn.Module):
         self.token_type_embeddings = nn.Embedding(shape.type_vocab_size, shape.hidden_size)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Input vectors (B, T, H)."""
+        """Return the input vectors (B, T, H) of the tokens."""
         types = self.token_type_embeddings(torch.zeros_like(input_ids))
         embedded: Tensor = self.word_embeddings(input_ids) + types
         return embedded
@@ -90,7 +93,7 @@ class Attention(nn.Module):
         self.out_proj = nn.Linear(shape.hidden_size, shape.hidden_size)
 
     def forward(self, x: Tensor, layout: Layout, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """Attention output (B, T, H), of packed texts with B = 1.
+        """Return the attention output (B, T, H); for packed texts B is 1.
 
         Args:
             layout: (B, 1, 1, T) bool, false at padding; or where packed texts stand.
@@ -114,13 +117,15 @@ class DenseMlp(nn.Module):
         self.fc2 = nn.Linear(shape.inner_size, shape.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Output of the MLP, (B, T, H)."""
+        """Return the MLP's output, (B, T, H)."""
         made: Tensor = self.fc2(functional.gelu(self.fc1(x)))
         return made
 
 
 class Layer(nn.Module):
-    """Attention and an MLP, dense or of experts, each with a norm after its residual sum."""
+    """Transformer layer: attention, then a dense or mixture-of-experts MLP, each followed by a
+    residual sum and a norm.
+    """
 
     gradient_checkpointing = False
     """Whether it is recomputed in the backward pass, while in training."""
@@ -143,8 +148,8 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, layout: Layout, rotation: tuple[Tensor, Tensor], tokens: EncoderTokens
     ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor] | None]:
-        """Hidden states (B, T, H); for a mixture of experts also the router's load, probability and
-        entropy.
+        """Return hidden states (B, T, H); for a mixture of experts also the router's load,
+        probability and entropy.
         """
         x = self.norm1(self.attn(x, layout, rotation) + x)
         if isinstance(self.mlp, DenseMlp):
@@ -161,7 +166,7 @@ class Layer(nn.Module):
 
 
 class EncoderLayers(nn.Module):
-    """List of layers, under its name in the published weights."""
+    """List of layers, a module of its own only because published weight names contain it."""
 
     def __init__(self, shape: EncoderShape) -> None:
         super().__init__()
@@ -171,7 +176,7 @@ class EncoderLayers(nn.Module):
 
 
 class NomicEncoder(nn.Module):
-    """Encoder with uninitialised weights, to be loaded."""
+    """The whole encoder; its weights are uninitialised until they are loaded."""
 
     def __init__(self, shape: EncoderShape) -> None:
         super().__init__()
@@ -188,7 +193,7 @@ class NomicEncoder(nn.Module):
         occurrences: Tensor | None = None,
         seen: Tensor | None = None,
     ) -> EncoderOutput:
-        """Hidden states and router statistics of a padded micro-batch.
+        """Return hidden states and router statistics of a padded micro-batch.
 
         Args:
             input_ids: (B, T).
@@ -216,7 +221,7 @@ class NomicEncoder(nn.Module):
         positions: Tensor,
         occurrences: Tensor | None = None,
     ) -> EncoderOutput:
-        """Hidden states (T, H) and router statistics of packed texts.
+        """Return hidden states (T, H) and router statistics of packed texts.
 
         Args:
             input_ids: (T,).
@@ -252,7 +257,7 @@ class NomicEncoder(nn.Module):
         return EncoderOutput(x, Statistics(load, probability, entropy, counted_tokens).packed())
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """The word vectors, by the name that transformers' models have for it."""
+        """Return the word embeddings; transformers' models have a method of this name too."""
         return self.embeddings.word_embeddings
 
     def save_pretrained(self, folder: str, state_dict: Mapping[str, Tensor] | None = None) -> None:

@@ -20,7 +20,9 @@ from rayembed.models.transformer_model import TransformerModel
 
 
 class NomicMoe(TransformerModel):
-    """Normalised mean of the encoder's states, with router statistics."""
+    """Embedding model: the normalised mean of the encoder's states, with router statistics in
+    training.
+    """
 
     config: NomicMoeConfig
     backbone: NomicEncoder
@@ -37,7 +39,8 @@ class NomicMoe(TransformerModel):
         self.dimensions = dimensions_of(config, backbone.config)
 
     def forward(self, batch: dict[str, Tensor], context: Tensor | None = None) -> EmbedOutput:
-        """Unit vectors (B, D) of a collated micro-batch and, in training, statistics; no context.
+        """Embed a collated micro-batch to unit vectors (B, D), in training with router statistics;
+        `context` must be None.
 
         `occurrences` (B,) in the batch, where it is there, says how often each text counts.
         """
@@ -58,12 +61,14 @@ class NomicMoe(TransformerModel):
         return EmbedOutput(functional.normalize(pooled, dim=-1), output.statistics)
 
     def known_ahead(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Indices of the padded batch's tokens that the experts process; see `EmbeddingModel`."""
+        """Precompute the indices of the tokens that the experts process in a padded batch; see
+        `EmbeddingModel`.
+        """
         counted = batch.get("counted")
         return {} if counted is None else {"seen": counted.flatten().nonzero().squeeze(1)}
 
     def why_padded(self) -> str | None:
-        """Reason why texts must be padded, see `TransformerModel`."""
+        """Return the reason why texts must be padded, see `TransformerModel`."""
         experts = self.config.experts
         if self.training and experts is not None and experts.balance.count_padding:
             return "padding counts for the experts"
@@ -80,7 +85,9 @@ class NomicMoe(TransformerModel):
         return why_not_alike("backbone", backbone, alone, together, longest=9)
 
     def auxiliary_loss(self, statistics: Tensor) -> Tensor:
-        """Balance loss from statistics summed over the global batch (see `BalanceConfig`)."""
+        """Compute the balance loss from statistics summed over the global batch (see
+        `BalanceConfig`).
+        """
         assert self.config.experts is not None
         return balance_loss(
             self._statistics(statistics),
@@ -89,7 +96,7 @@ class NomicMoe(TransformerModel):
         )
 
     def statistics_metrics(self, statistics: Tensor) -> dict[str, float]:
-        """Log metrics of the routers; see `router_metrics`."""
+        """Compute metrics of the routers for the log; see `router_metrics`."""
         shape = self.backbone.config
         return router_metrics(self._statistics(statistics.detach()), shape.moe_layers)
 
@@ -99,7 +106,9 @@ class NomicMoe(TransformerModel):
 
 
 def balance_loss(statistics: Statistics, *, top_k: int, settings: BalanceConfig) -> Tensor:
-    """Coefficient · mean over layers of E · Σ_e r_e · p_e (equation 1; see `BalanceConfig`)."""
+    """Load-balancing loss: coefficient · mean over layers of E · Σ_e r_e · p_e (equation 1; see
+    `BalanceConfig`).
+    """
     num_experts = statistics.load.shape[1]
     routed = statistics.load.detach() / (statistics.tokens.detach() * top_k)
     probability = statistics.probability / statistics.tokens.detach()
@@ -108,7 +117,8 @@ def balance_loss(statistics: Statistics, *, top_k: int, settings: BalanceConfig)
 
 
 def router_metrics(statistics: Statistics, layers: Sequence[int]) -> dict[str, float]:
-    """Step metrics: averages over layers and, by layer, the share of each expert.
+    """Compute the router's metrics for the log: averages over layers, and each expert's share of
+    tokens by layer.
 
     `experts/balance` is the balance loss at coefficient 1, 1 where all are used alike;
     `experts/largest_share` and `experts/smallest_share` are of the routed tokens of a layer;
@@ -134,7 +144,7 @@ def router_metrics(statistics: Statistics, layers: Sequence[int]) -> dict[str, f
 
 
 def dimensions_of(config: NomicMoeConfig, shape: EncoderShape) -> tuple[int, ...]:
-    """Widths of the vectors, the full one first.
+    """Return the widths of the vectors, the full width first.
 
     Raises:
         ConfigError: one to cut at is not below the full one.

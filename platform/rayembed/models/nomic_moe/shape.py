@@ -1,4 +1,5 @@
-"""Shape of the encoder, and the config.json of NomicBert's published layout that states it.
+"""Shape of the encoder (sizes, layers, experts), and the published config.json that states
+it.
 
 nomic-ai/nomic-embed-text-v2-moe has that layout, and so has everything that rayembed saves of such
 an encoder. Experts with a bias before GELU, which no published model has, are
@@ -42,7 +43,7 @@ _REQUIRED = ("vocab_size", "n_embd", "n_layer", "n_head", "activation_function")
 
 @dataclass(frozen=True)
 class EncoderShape:
-    """Shape of an encoder: decides its weights and forward pass."""
+    """Sizes and options of an encoder that determine its weights and forward pass."""
 
     vocab_size: int
     hidden_size: int
@@ -68,12 +69,12 @@ class EncoderShape:
 
     @property
     def moe_layers(self) -> list[int]:
-        """Layers with experts, counted from 0."""
+        """Indices of the layers with experts, counted from 0."""
         return [layer for layer in range(self.num_layers) if self.is_moe(layer)]
 
 
 def is_nomic_layout(settings: Mapping[str, Any]) -> bool:
-    """Whether a config.json is in the layout of NomicBert's own code.
+    """Whether a config.json has the published layout of NomicBert's own code.
 
     transformers has a class of the same name with other settings.
     """
@@ -81,7 +82,7 @@ def is_nomic_layout(settings: Mapping[str, Any]) -> bool:
 
 
 def check_not_nomic_layout(folder: Path) -> None:
-    """Check that transformers computes what the folder's config.json says.
+    """Raise if the folder's NomicBert would be loaded as a different model by transformers.
 
     Raises:
         ArtifactError: it is a NomicBert of the published layout, which transformers' own class
@@ -100,7 +101,7 @@ def check_not_nomic_layout(folder: Path) -> None:
 
 
 def read_shape(folder: Path) -> EncoderShape:
-    """Encoder shape stated in a folder's config.json.
+    """Read the encoder's shape from a folder's config.json.
 
     Raises:
         ArtifactError: it is of another layout, or asks for another forward pass than this one.
@@ -109,7 +110,8 @@ def read_shape(folder: Path) -> EncoderShape:
 
 
 def shape_of(settings: Mapping[str, Any], where: str) -> EncoderShape:
-    """Encoder shape stated in the content of a config.json; raises the errors of `read_shape`.
+    """Read the encoder's shape from the content of a config.json; raises the errors of
+    `read_shape`.
 
     Args:
         where: what to call it in messages.
@@ -145,7 +147,7 @@ def shape_of(settings: Mapping[str, Any], where: str) -> EncoderShape:
 
 
 def published_settings(shape: EncoderShape) -> dict[str, Any]:
-    """Content of config.json for a shape."""
+    """Return the content of config.json for a shape."""
     return {
         "model_type": MODEL_TYPE,
         "architectures": ["NomicBertModel"],

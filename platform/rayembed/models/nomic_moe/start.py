@@ -33,7 +33,8 @@ PUBLISHED_DIMENSION = 256
 
 
 def load_start(folder: Path, config: NomicMoeConfig, dtype: torch.dtype) -> NomicEncoder:
-    """Load the encoder of the settings with the folder's weights, converted and upcycled as needed.
+    """Load the initial encoder from a folder; convert a BERT-like model and turn MLPs into experts
+    if the settings require it.
 
     Routers, and experts of the start `random`, are drawn from the global CPU generator. What is
     converted is so in float32; weights that stay as they are get their type one by one.
@@ -60,8 +61,8 @@ def load_start(folder: Path, config: NomicMoeConfig, dtype: torch.dtype) -> Nomi
 
 
 def empty_start(folder: Path, config: NomicMoeConfig) -> NomicEncoder:
-    """Initial encoder on the meta device; raises the errors of `load_start`, but checks only names
-    and sizes of weights in safetensors files.
+    """Build the initial encoder on the meta device; raise the errors of `load_start`, as far as
+    names and shapes of safetensors files show them.
     """
     settings = read_json(folder / "config.json")
     encoder = empty_encoder(settings, config, str(folder))
@@ -71,13 +72,16 @@ def empty_start(folder: Path, config: NomicMoeConfig) -> NomicEncoder:
 
 
 def empty_encoder(settings: dict[str, Any], config: NomicMoeConfig, where: str) -> NomicEncoder:
-    """Initial encoder on the meta device from the content of a config.json; see `empty_start`."""
+    """Build the initial encoder on the meta device from the content of a config.json; see
+    `empty_start`.
+    """
     with torch.device("meta"):
         return NomicEncoder(start_shape(settings, config, where))
 
 
 def start_shape(settings: dict[str, Any], config: NomicMoeConfig, where: str) -> EncoderShape:
-    """Shape of the encoder to train.
+    """Determine the shape of the encoder to train from the start model's config.json and the
+    settings.
 
     Args:
         settings: the content of the start model's config.json.
@@ -113,7 +117,9 @@ def _check_experts(shape: EncoderShape, experts: ExpertsConfig | None, where: st
 
 
 def loses_its_positions(folder: Path) -> bool:
-    """Whether the start model has learnt absolute positions, which rotary ones would replace."""
+    """Whether the start model has learnt absolute positions, which conversion to rotary positions
+    discards.
+    """
     return not is_nomic_layout(read_json(folder / "config.json"))
 
 
@@ -125,7 +131,7 @@ def is_published_nomic(folder: Path) -> bool:
 
 
 def published_nomic_config(folder: Path, dtype: Dtype | None) -> NomicMoeConfig:
-    """Settings of a published model, whose folder states only its shape.
+    """Make the settings of a published model, whose folder states only the encoder's shape.
 
     Args:
         dtype: None: as config.json says, which is float32 where it says nothing.

@@ -1,4 +1,6 @@
-"""Tokens of Nomic Embed v2, padded to their full length where padding counts for the experts."""
+"""Tokens of Nomic Embed v2; in training texts are padded to full length if padding counts in the
+balance of the experts.
+"""
 
 import copy
 from collections.abc import Sequence
@@ -27,7 +29,7 @@ class NomicMoeTokenizer(PrefixTokenizer):
         self._pads = False
 
     def in_training(self) -> "NomicMoeTokenizer":
-        """Tokenizer for training; see `TrainingTokenizer`."""
+        """Return the tokenizer for training; see `TrainingTokenizer`."""
         changed = copy.copy(self)
         changed._pads = self._counts_padding
         return changed
@@ -35,7 +37,7 @@ class NomicMoeTokenizer(PrefixTokenizer):
     def with_prompts(
         self, texts: Sequence[str], prompts: Sequence[str], role: Role, *, allow_empty: bool = False
     ) -> list[Tokens]:
-        """Tokens of each text with its literal prompt before it; see `PromptTokenizer`."""
+        """Tokenise each text with its literal prompt before it; see `PromptTokenizer`."""
         made = super().with_prompts(texts, prompts, role, allow_empty=allow_empty)
         if not self._pads:
             return made
@@ -49,7 +51,8 @@ class NomicMoeTokenizer(PrefixTokenizer):
         }
 
     def collate(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
-        """Collate `input_ids`, `attention_mask`, `pool_mask` as other models, and `counted`.
+        """Collate `input_ids`, `attention_mask` and `pool_mask` like other models, and `counted`,
+        which marks the tokens that experts process.
 
         `counted` (B, longest) int64 is zero where experts see nothing.
         """

@@ -1,4 +1,5 @@
-"""Conversion of a dense encoder to rotary positions, and upcycling of that to experts.
+"""Convert a dense encoder to rotary positions, and turn its MLPs into mixtures of experts
+(upcycling).
 
 Sections 4.1 and 4.3 of arXiv 2502.07972; sparse upcycling is of arXiv 2212.05055. Functions of
 shapes and weights by their names, in their dtype; nothing is read or written.
@@ -46,7 +47,8 @@ Weights = dict[str, Tensor]
 
 
 def rotary_shape(settings: Mapping[str, Any], rotary_base: float, where: str) -> EncoderShape:
-    """Encoder shape of a BERT-like model of transformers after conversion to rotary positions.
+    """Return the encoder shape that a BERT-like model of transformers has after conversion to
+    rotary positions.
 
     Args:
         settings: the content of its config.json.
@@ -86,7 +88,8 @@ def rotary_shape(settings: Mapping[str, Any], rotary_base: float, where: str) ->
 
 
 def rotary_weights(weights: Mapping[str, Tensor], shape: EncoderShape, where: str) -> Weights:
-    """Weights of a BERT-like model under the encoder's names, without absolute positions.
+    """Rename a BERT-like model's weights to the encoder's names, and drop absolute
+    positions.
 
     Queries, keys and values become one layer; rows of zeros fill up the vocabulary.
 
@@ -119,7 +122,7 @@ def rotary_weights(weights: Mapping[str, Tensor], shape: EncoderShape, where: st
 
 
 def upcycled_shape(shape: EncoderShape, experts: ExpertsConfig) -> EncoderShape:
-    """Shape of a dense encoder after upcycling."""
+    """Return the shape of a dense encoder after its MLPs are turned into experts."""
     return dataclasses.replace(
         shape,
         num_experts=experts.num_experts,
@@ -136,7 +139,8 @@ def upcycled_weights(
     *,
     initializer_range: float = INITIALIZER_RANGE,
 ) -> Weights:
-    """Weights of a dense encoder after upcycling, by the settings' `start`.
+    """Turn a dense encoder's MLPs into experts, which are copies or random as the setting `start`
+    says.
 
     Routers and, where the start is `random`, experts are drawn from the global CPU generator;
     routers first, so that they are the same for experts that are copied and that are drawn.
@@ -166,14 +170,16 @@ def upcycled_weights(
 
 
 def _output_scale(experts: ExpertsConfig) -> float:
-    """Factor of experts' outputs: the even router gives each of the k the probability 1 / E."""
+    """Factor for the experts' output weights that cancels the router's initial probability 1 / E
+    for each of the k chosen experts.
+    """
     return 1.0 if experts.start == "released" else experts.num_experts / experts.top_k
 
 
 def _drawn_experts(
     copied: Weights, shape: EncoderShape, experts: ExpertsConfig, std: float
 ) -> Weights:
-    """Experts in place of the copied ones, each with matrices of its own and biases of zeros.
+    """Draw random expert matrices with zero biases, to replace the copied experts.
 
     Their outputs are scaled as those of copies, so that the mixture is of the size of one such MLP.
     """
@@ -194,7 +200,7 @@ def _without_prefix(name: str) -> str:
 
 
 def _of_norm(plain: Mapping[str, Tensor], module: str, kind: str) -> Tensor:
-    """Weight or bias of a norm; old checkpoints call them gamma and beta."""
+    """Return a norm's weight or bias, which old checkpoints call gamma and beta."""
     old = {"weight": "gamma", "bias": "beta"}[kind]
     return plain[f"{module}.{old}" if f"{module}.{old}" in plain else f"{module}.{kind}"]
 

@@ -1,4 +1,4 @@
-"""NV-Embed architecture: from settings to files."""
+"""NV-Embed architecture: builds the model from its settings and writes its files."""
 
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,10 @@ from rayembed.models.nvembed.tokens import NVEmbedTokenizer, make_tokenizer
 
 
 class NVEmbedArchitecture(Architecture):
-    """A decoder with a configurable mask and a pooling layer."""
+    """Architecture of a decoder with a configurable attention mask and a pooling layer."""
 
     def mask(self, config: NVEmbedConfig) -> Mask:
-        """Attention mask of the settings."""
+        """Return the attention mask from the settings."""
         return config.mask
 
     def build_head(self, config: NVEmbedConfig, shapes: Shapes) -> nn.Module:
@@ -28,7 +28,7 @@ class NVEmbedArchitecture(Architecture):
         return build_pooling(config.pooling, int(shapes["backbone"].hidden_size))
 
     def tokenizer(self, config: NVEmbedConfig, folders: Folders) -> NVEmbedTokenizer:
-        """Tokenizer in the layout of the settings."""
+        """Make the tokenizer in the token layout of the settings."""
         return make_tokenizer(config, folders["backbone"])
 
     def assemble(
@@ -38,7 +38,7 @@ class NVEmbedArchitecture(Architecture):
         return NVEmbed(config, parts["backbone"], head, tokenizer)
 
     def remark_on_start(self, config: NVEmbedConfig, folder: Path, transformer: Path) -> str | None:
-        """Remark that a saved model uses another token layout."""
+        """Return a remark if the model that training starts from uses another token layout."""
         saved = read_settings(folder) if (folder / SETTINGS_FILE).is_file() else None
         if not isinstance(saved, NVEmbedConfig) or saved.token_layout == config.token_layout:
             return None
@@ -48,7 +48,7 @@ class NVEmbedArchitecture(Architecture):
         )
 
     def published(self, folder: Path) -> Published | None:
-        """nvidia/NV-Embed-v1 or v2."""
+        """Read nvidia/NV-Embed-v1 or v2."""
         if not checkpoint.is_published(folder):
             return None
         return Published(

@@ -1,4 +1,4 @@
-"""Loader of the published checkpoints nvidia/NV-Embed-v1 and v2, by their weight names."""
+"""Load the published checkpoints nvidia/NV-Embed-v1 and v2."""
 
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ def is_published(folder: Path) -> bool:
 def published_config(
     folder: Path, *, dtype: Dtype = "bfloat16", max_length: int = MAX_LENGTH
 ) -> NVEmbedConfig:
-    """Settings of the published model in a local copy of its repository."""
+    """Make the settings of the published model in a local copy of its repository."""
     stated = read_json(folder / "config.json").get("latent_attention_config") or {}
     values = _LATENT_ATTENTION | {k: v for k, v in stated.items() if k in _LATENT_ATTENTION}
     return NVEmbedConfig(
@@ -93,7 +93,7 @@ def published_config(
 
 
 def published_width(folder: Path) -> int:
-    """Vector width of the published model in a local copy of its repository."""
+    """Read the vector width of the published model in a local copy of its repository."""
     stated = read_json(folder / "config.json").get("text_config") or {}
     return int(stated.get("hidden_size", _DECODER["hidden_size"]))
 
@@ -101,7 +101,8 @@ def published_width(folder: Path) -> int:
 def empty_nvembed(
     text_config: dict[str, Any], latent_config: dict[str, Any]
 ) -> tuple[Any, LatentAttention, dict[str, Any]]:
-    """Trunk and latent attention on the meta device, and the latent attention's full settings.
+    """Build decoder and latent attention on the meta device; also return the complete settings of
+    the latent attention.
 
     Both configurations state only what differs from the published sizes.
 

@@ -21,7 +21,9 @@ NVEmbedPooling = Annotated[
 
 
 class NVEmbedConfig(ArchitectureConfig):
-    """A decoder LLM without its causal mask, with a pooling layer on top (arXiv 2405.17428)."""
+    """Settings of a decoder LLM without its causal mask, with a pooling layer on top (arXiv
+    2405.17428).
+    """
 
     architecture: ClassVar[str] = "rayembed.models.nvembed.architecture:NVEMBED"
     prompt_table: ClassVar[str | None] = "nvembed"
@@ -49,7 +51,7 @@ class NVEmbedConfig(ArchitectureConfig):
 
     @property
     def head_settings(self) -> dict[str, object]:
-        """The pooling."""
+        """Settings that decide the shape of the head: the kind of pooling."""
         return self.model_dump(include={"kind", "pooling"})
 
     @property
@@ -59,7 +61,7 @@ class NVEmbedConfig(ArchitectureConfig):
 
     @property
     def description(self) -> str:
-        """The architecture with its mask and pooling."""
+        """Description for people: the architecture, its mask and its pooling."""
         mask = "without its causal mask" if self.mask == "bidirectional" else "with causal mask"
         pooling = self.pooling.kind.replace("_", "-")
         return f"A decoder LLM {mask} and {pooling} pooling (NV-Embed, arXiv 2405.17428)"

@@ -32,7 +32,9 @@ _WIDEST_OF_SDPA = 256
 
 
 class LatentAttention(nn.Module):
-    """The released form: pre-norms, separate key and value projections, residuals, GEGLU MLP."""
+    """Latent attention as in the released code: pre-norms, separate key and value projections,
+    residuals, GEGLU MLP.
+    """
 
     def __init__(
         self, hidden_size: int, *, num_latents: int, num_heads: int, head_dim: int, mlp_ratio: int
@@ -48,7 +50,7 @@ class LatentAttention(nn.Module):
         )
 
     def forward(self, hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:
-        """Masked mean over tokens, float32, not normalised."""
+        """Return the masked mean over tokens, float32, not normalised."""
         # A token attends to latents only, never to tokens: all of a batch are one row of
         # queries, and the latents' keys and values are made once, not once a text.
         tokens = hidden.reshape(-1, hidden.shape[-1])
@@ -59,7 +61,7 @@ class LatentAttention(nn.Module):
 
 
 class PreNorm(nn.Module):
-    """A layer preceded by a layer norm of its input and, if it has one, of its context."""
+    """A layer with layer norms before it: of its input and, for cross-attention, of its context."""
 
     def __init__(self, hidden_size: int, fn: nn.Module, *, with_context: bool = False) -> None:
         super().__init__()
@@ -68,7 +70,7 @@ class PreNorm(nn.Module):
         self.fn = fn
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        """Output of the layer, (N, H); the caller adds the residual."""
+        """Return the layer's output, (N, H); the caller adds the residual."""
         if self.norm_context is None or context is None:
             output: Tensor = self.fn(self.norm(x))
         else:
@@ -77,7 +79,9 @@ class PreNorm(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention of tokens to a context; the key projection is the first half."""
+    """Multi-head attention from tokens to a context; the first half of the shared projection gives
+    keys, the second values.
+    """
 
     def __init__(self, hidden_size: int, num_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -91,7 +95,7 @@ class CrossAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "tokens hidden"], context: Float[Tensor, "latents hidden"]
     ) -> Float[Tensor, "tokens hidden"]:
-        """Attention output of each token."""
+        """Return the attention output of each token."""
         keys, values = self.to_kv(context).chunk(2, dim=-1)
         attended = _attend(
             _heads(self.to_q(x), self.num_heads),
@@ -103,7 +107,7 @@ class CrossAttention(nn.Module):
 
 
 class GegluMlp(nn.Module):
-    """`(a · gelu(g)) W2 + b2` where W1 gives `[a | g]`; gelu by the error function."""
+    """MLP `(a · gelu(g)) W2 + b2` where W1 gives `[a | g]`; gelu is exact, not approximated."""
 
     def __init__(self, hidden_size: int, mlp_ratio: int) -> None:
         super().__init__()
@@ -120,16 +124,17 @@ class GegluMlp(nn.Module):
 
 
 class Geglu(nn.Module):
-    """Product of the features' first half and gelu of the second."""
+    """Gated activation: the first half of the features times gelu of the second half."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, 2 F) → (…, F)."""
+        """Halve the features: (…, 2 F) → (…, F)."""
         values, gates = x.chunk(2, dim=-1)
         return values * functional.gelu(gates)
 
 
 class PaperLatentAttention(nn.Module):
-    """Equation 1 literally: softmax(Q Kᵀ) V with K = V = latents, then a GELU MLP, then the mean.
+    """Latent attention as in the paper's equation 1: softmax(Q Kᵀ) V with K = V = latents, then a
+    GELU MLP and the mean over tokens.
 
     Heads split the hidden size. There is neither a scale, a projection, a norm nor a residual,
     as the equation has none; without a residual what is left of a token is what latents hold.
@@ -147,7 +152,7 @@ class PaperLatentAttention(nn.Module):
         )
 
     def forward(self, hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:
-        """Masked mean over tokens, float32, not normalised."""
+        """Return the masked mean over tokens, float32, not normalised."""
         latents = _heads(self.latents, self.num_heads)
         queries = _heads(hidden.reshape(-1, hidden.shape[-1]), self.num_heads)
         attended = _attend(queries, latents, latents, scale=1.0)
@@ -176,7 +181,7 @@ class SelfAttention(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(hidden_size, inner), nn.GELU(), out)
 
     def forward(self, hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:
-        """Mean over tokens after the block, float32."""
+        """Return the mean over tokens after the block, float32."""
         normed = self.attention_norm(hidden)
         if isinstance(layout, Packed):
             attended = self._within_texts(normed, layout)
@@ -187,7 +192,7 @@ class SelfAttention(nn.Module):
         return masked_mean(hidden, pool_mask, layout)
 
     def _attended(self, normed: Tensor, mask: Tensor) -> Tensor:
-        """(B, T, H) attention of padded texts."""
+        """Self-attention of padded texts: (B, T, H)."""
         batch, tokens, _ = normed.shape
         qkv = self.to_qkv(normed).view(batch, tokens, 3, self.num_heads, -1)
         queries, keys, values = qkv.permute(2, 0, 3, 1, 4)
@@ -197,7 +202,7 @@ class SelfAttention(nn.Module):
         return attended.transpose(1, 2).reshape(batch, tokens, -1)
 
     def _within_texts(self, normed: Tensor, packed: Packed) -> Tensor:
-        """(T, H) attention of packed texts."""
+        """Self-attention within packed texts: (T, H)."""
         qkv = self.to_qkv(normed).view(len(normed), 3, self.num_heads, -1)
         queries, keys, values = qkv.unbind(1)
         ends, longest = packed.cu_seqlens, (packed.longest, packed.longest)
@@ -223,7 +228,8 @@ def build_pooling(config: NVEmbedPooling, hidden_size: int) -> nn.Module:
 
 
 def build_latent_attention(config: LatentAttentionPooling, hidden_size: int) -> nn.Module:
-    """Build the latent-attention layer of the config's form, freshly initialised.
+    """Build the latent-attention layer in the form that the settings name, with initial
+    weights.
 
     Raises:
         ConfigError: a number of heads or a head width that the form cannot have.
@@ -261,7 +267,8 @@ def check_heads(hidden_size: int, num_heads: int) -> None:
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, *, scale: float | None = None) -> Tensor:
-    """(1, heads, N, E) attention of all tokens to the latents (1, heads, R, E), unmasked.
+    """Attend from all tokens to the latents (1, heads, R, E) without a mask; returns (1, heads, N,
+    E).
 
     On CUDA heads wider than any fast kernel of SDPA takes go by plain products: all tokens share
     the latents, so these are two large matrix products and a softmax, in float32, between them.
@@ -274,7 +281,9 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, *, scale: float | Non
 def attend_by_products(
     queries: Tensor, keys: Tensor, values: Tensor, *, scale: float | None = None
 ) -> Tensor:
-    """As SDPA without a mask: (1, heads, N, E) in the dtype of the queries."""
+    """Compute attention without a mask by plain matrix products: (1, heads, N, E) in the dtype of
+    the queries.
+    """
     scale = queries.shape[-1] ** -0.5 if scale is None else scale
     scores = (queries * scale) @ keys.transpose(-1, -2)
     weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
@@ -282,10 +291,10 @@ def attend_by_products(
 
 
 def _heads(x: Tensor, num_heads: int) -> Tensor:
-    """(N, heads · E) → (1, heads, N, E)."""
+    """Split features into heads: (N, heads · E) → (1, heads, N, E)."""
     return x.view(1, x.shape[0], num_heads, -1).transpose(1, 2)
 
 
 def _joined(x: Tensor) -> Tensor:
-    """(1, heads, N, E) → (N, heads · E)."""
+    """Concatenate the heads: (1, heads, N, E) → (N, heads · E)."""
     return x.transpose(1, 2).reshape(x.shape[2], -1)

@@ -1,4 +1,4 @@
-"""NV-Embed's tokens: instructions are attended to, but excluded from pooling."""
+"""NV-Embed's tokens: instruction tokens take part in attention, but are excluded from pooling."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,8 @@ from rayembed.models.tokens import (
 
 
 class NVEmbedTokenizer(TextTokenizer):
-    """Tokenizer of `BOS + instruction template + text + EOS`; the pool excludes the instruction.
+    """Tokenizer of `BOS + instruction template + text + EOS`; pooling excludes the
+    instruction.
 
     A token is out when it ends inside the instruction: the token that joins the template's
     trailing space with the text's first word is in. With an instruction BOS is out too (as
@@ -37,7 +38,8 @@ class NVEmbedTokenizer(TextTokenizer):
 
 
 class ReleasedNVEmbedTokenizer(NVEmbedTokenizer):
-    """Token layout of the released code of nvidia/NV-Embed-v1 and v2, token by token.
+    """Tokenizer that reproduces the token layout of the released code of nvidia/NV-Embed-v1 and v2
+    exactly.
 
     `input_ids` (T,) are the first `max_length` of `BOS + tokens of (instruction + text) + EOS`: a
     text that is too long has one token more of its own and no EOS. `pool_mask` (T,) leaves out the
@@ -52,7 +54,7 @@ class ReleasedNVEmbedTokenizer(NVEmbedTokenizer):
     def with_prompts(
         self, texts: Sequence[str], prompts: Sequence[str], role: Role, *, allow_empty: bool = False
     ) -> list[Tokens]:
-        """Tokens of each text with its literal prompt before it; see `TextTokenizer`."""
+        """Tokenise each text with its literal prompt before it; see `TextTokenizer`."""
         made = super().with_prompts(texts, prompts, role, allow_empty=allow_empty)
         backend = self.pretrained.backend_tokenizer
         alone = {h: len(backend.encode(h, add_special_tokens=False).ids) for h in {*prompts}}
@@ -68,12 +70,14 @@ class ReleasedNVEmbedTokenizer(NVEmbedTokenizer):
         return np.concatenate([self._prefix, own, self._suffix])[: self.max_lengths[role]]
 
     def budget(self, role: Role) -> int:
-        """Token budget of prompt and text in this role; EOS yields to them."""
+        """Number of tokens that prompt and text may have in this role; EOS is cut off if they fill
+        it.
+        """
         return self.max_lengths[role] - len(self._prefix)
 
 
 def make_tokenizer(config: NVEmbedConfig, folder: Path) -> NVEmbedTokenizer:
-    """Tokenizer in the layout of the settings.
+    """Make the tokenizer in the token layout of the settings.
 
     Raises:
         ArtifactError: no fast tokenizer in the folder, or one without an end-of-text token.

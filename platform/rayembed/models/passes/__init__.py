@@ -1,1 +1,1 @@
-"""Inference passes of a model over many texts."""
+"""Run a model over many texts to embed them."""

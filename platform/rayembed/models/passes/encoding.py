@@ -1,4 +1,5 @@
-"""Embedding of many texts: each distinct text once, sorted by length, batched by token budget.
+"""Embed many texts: each distinct text once, sorted by length, in batches of limited token
+count.
 
 The next texts are tokenised, and for a GPU collated, by threads while the device computes.
 """
@@ -55,7 +56,8 @@ def encode(
     context: Tensor | None = None,
     finite: bool = False,
 ) -> np.ndarray:
-    """Embed texts to (N, D) float32 unit vectors in their order; a single text gives (D,).
+    """Embed texts to (N, D) float32 unit vectors in the order of the texts; a single text gives
+    (D,).
 
     Runs on the model's device, in evaluation mode; the model's mode is put back afterwards.
 
@@ -128,7 +130,7 @@ def encode_tokens(
     context: Tensor | None = None,
     check: Callable[[np.ndarray, np.ndarray], None] | None = None,
 ) -> np.ndarray:
-    """Embed tokenised texts to (N, D) float32 unit vectors in their order.
+    """Embed tokenised texts to (N, D) float32 unit vectors in the order of the texts.
 
     The texts may be of different roles and instructions. Arguments are those of `encode`, and
     `check`, which is called with the vectors of each micro-batch and the numbers of its texts.
@@ -165,7 +167,9 @@ def _counted(
     tokens: Sequence[Tokens],
     progress: Callable[[int, int], None] | None,
 ) -> Iterator[tuple[list[int], Tensor]]:
-    """The passes; once each was taken, tell how many texts are done."""
+    """Yield the results of all micro-batches unchanged, and report the number of finished texts to
+    `progress`.
+    """
     done = 0
     for chosen, vectors in made:
         yield chosen, vectors
@@ -215,7 +219,8 @@ def corpus_context(
 
 
 def check_vectors(model: EmbeddingModel, what: str) -> None:
-    """Raise unless the model embeds `PROBES` to finite unit vectors.
+    """Raise unless the model embeds some short test texts (`PROBES`) to finite unit
+    vectors.
 
     Costs a pass over some 25 tokens, and of a model that takes a context another one for that of
     the same texts. Finite weights alone do not tell: products of large ones overflow, and no pass
@@ -242,7 +247,9 @@ def check_vectors(model: EmbeddingModel, what: str) -> None:
 
 
 def no_unit_vectors(vectors: np.ndarray) -> np.ndarray:
-    """Indices of (N, D) vectors whose norm is not 1, as after an overflow or NaN."""
+    """Return the indices of (N, D) vectors whose norm is not 1, for instance after an overflow or
+    NaN.
+    """
     # Infinite sums of squares make vectors of zeros. Written so that NaN fails.
     right = np.abs(np.linalg.norm(vectors, axis=1) - 1) < _UNIT_ERROR
     found: np.ndarray = np.flatnonzero(~right)
@@ -250,7 +257,8 @@ def no_unit_vectors(vectors: np.ndarray) -> np.ndarray:
 
 
 def random_documents(documents: Iterable[str], number: int, *, seed: int) -> list[str]:
-    """Sample of distinct documents of a corpus; all if it has fewer.
+    """Draw a random sample of distinct documents from a corpus; all of them if it has
+    fewer.
 
     Those with the smallest seeded hashes, in the order of these: the draw depends on what the
     corpus holds, not on how it is ordered or cut, and reads it once. Empty documents are left out.
@@ -307,7 +315,7 @@ def _named(places: Sequence[int]) -> str:
 
 
 def _not_finite(texts: Sequence[str], places: np.ndarray, single: bool) -> ArtifactError:
-    """Error for texts of a batch whose vectors are not of length 1."""
+    """Make the error for texts whose vectors are not finite or are all zeros."""
     text = texts[places[0]]
     where = "" if single else f": {_named(places.tolist())}"
     return ArtifactError(
@@ -319,12 +327,16 @@ def _not_finite(texts: Sequence[str], places: np.ndarray, single: bool) -> Artif
 
 
 def default_budget(device: torch.device) -> int:
-    """Default tokens of a batch that combines several callers' texts."""
+    """Return the default number of tokens in a batch that combines several callers' texts, by
+    device.
+    """
     return _CPU_TOKENS if device.type == "cpu" else _GPU_TOKENS
 
 
 def corpus_budget(model: EmbeddingModel) -> int:
-    """Default tokens of a micro-batch of many texts on the model's device."""
+    """Return the default number of tokens in a micro-batch when many texts are embedded, by device
+    and model size.
+    """
     parameters = sum(parameter.numel() for parameter in model.parameters())
     small = model.device.type != "cpu" and parameters < _SMALL_MODEL
     return _GPU_TOKENS_OF_SMALL if small else default_budget(model.device)

@@ -1,4 +1,4 @@
-"""Handling of GPU memory exhaustion in inference: later passes are smaller.
+"""Reaction to a full GPU in inference: the model's later forward passes have fewer tokens.
 
 Other processes may take memory at any time, and texts differ in length, so that no budget is right
 for all. What a pass computes does not depend on the others.
@@ -25,12 +25,15 @@ _fitting: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
 def fitting_tokens(model: nn.Module, budget: int) -> int:
-    """Tokens of a pass: the budget, or fewer where memory ran out in this process."""
+    """Return the tokens that a forward pass may have: the budget, or fewer after GPU memory ran out
+    in this process.
+    """
     return min(budget, _fitting.get(model, budget))
 
 
 def fewer_tokens(model: nn.Module, texts: int, tokens: int, says: str) -> None:
-    """Halve the tokens of the model's passes, after one ran out of memory.
+    """Halve the tokens of the model's later forward passes, after one of them ran out of
+    memory.
 
     Args:
         texts: in that pass.
@@ -58,12 +61,12 @@ def room_for(what: str) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """First line of an error's message, or its type."""
+    """Return the first line of an error's message, or its type if it has no message."""
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def say_fewer(before: str, after: str, says: str) -> None:
-    """Warn that passes are smaller from now on, and give memory back."""
+    """Warn that later forward passes will be smaller, and release unused GPU memory."""
     say_once(
         logging.WARNING,
         f"memory ran out in a pass of {before}; the passes of this process have {after} at most "
@@ -73,7 +76,7 @@ def say_fewer(before: str, after: str, says: str) -> None:
 
 
 def no_room(what: str, advice: str, says: str) -> DeviceMemoryError:
-    """The error that says what does not fit, and what to do."""
+    """Make a DeviceMemoryError that says what does not fit into memory and how to make it fit."""
     return DeviceMemoryError(
         f"{what} does not fit into memory: {memory_in_use(default_device())}. End what else uses "
         f"the GPU, {advice}, or take a GPU with more memory. PyTorch says: {says}"

@@ -1,4 +1,5 @@
-"""Batching of texts into micro-batches: sorted by length, under a token budget, at the lowest cost.
+"""Group texts of similar length into micro-batches of limited token count, at the lowest
+cost.
 
 Padded micro-batches cost `count · longest` tokens, packed ones the sum of their texts' tokens.
 """
@@ -58,7 +59,9 @@ def cut_by_length(
 
 
 def _filled(order: np.ndarray, lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Texts in this order, each micro-batch within the budget unless one text alone exceeds it."""
+    """Fill micro-batches with texts in the given order, up to the token budget; a longer text gets
+    one of its own.
+    """
     cuts: list[list[int]] = []
     left = 0
     for place in order.tolist():
@@ -97,13 +100,15 @@ def collate(
 def ways_to_collate(
     tokenizer: Tokenizer,
 ) -> tuple[Callable[[Sequence[Tokens]], dict[str, Tensor]], ...]:
-    """Functions of a tokenizer that pad a micro-batch and, if supported, pack it."""
+    """Return a tokenizer's functions that collate a micro-batch: the padding one and, if supported,
+    the packing one.
+    """
     packing = (tokenizer.pack,) if isinstance(tokenizer, PackingTokenizer) else ()
     return (tokenizer.collate, *packing)
 
 
 def places_in_row_order(cuts: Sequence[Sequence[int]]) -> Tensor:
-    """(N,) int64 index of each text in the concatenated outputs of the micro-batches."""
+    """(N,) int64 position of each text in the concatenated outputs of the micro-batches."""
     order = torch.tensor([place for cut in cuts for place in cut], dtype=torch.int64)
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order))

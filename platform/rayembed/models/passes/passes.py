@@ -1,5 +1,5 @@
-"""Pipelined inference over tokenised texts: the device waits neither for micro-batches nor for the
-transfer of results.
+"""Pipelined inference over tokenised texts: collation and copying of results overlap with
+computation on the GPU.
 
 B texts of a micro-batch, D width of what comes out.
 """
@@ -34,7 +34,8 @@ def passes(
     *,
     collate: Sequence[Collate] = (),
 ) -> Iterator[tuple[list[int], Tensor]]:
-    """Yield indices of texts with the (B, D) float32 CPU tensor that `embed` returns for them.
+    """Run `embed` on micro-batches of the texts; yield the indices of each one's texts with their
+    (B, D) float32 CPU vectors.
 
     Texts are cut into micro-batches by their lengths; for a GPU a thread collates the next ones in
     order, a bounded number ahead, and what it raises is raised here in its turn. Where a GPU's
@@ -91,8 +92,8 @@ def passes(
 
 
 def ahead(work: Callable[[Any], Any], items: Sequence[Any], read_ahead: int) -> Generator[Any]:
-    """Yield the results of `done_ahead`; without a thread for a single item, or if `read_ahead` is
-    0.
+    """Yield the results of `work` on each item, computed in advance by a thread if there are
+    several items and `read_ahead` is not 0.
     """
     if read_ahead and len(items) > 1:
         yield from done_ahead(work, items, read_ahead=read_ahead)
@@ -101,7 +102,9 @@ def ahead(work: Callable[[Any], Any], items: Sequence[Any], read_ahead: int) -> 
 
 
 def _copied(made: Tensor) -> Callable[[], Tensor]:
-    """Function that waits for a copy on the CPU, begun now; it waits for nothing queued later."""
+    """Start copying a tensor to the CPU; return a function that waits for this copy alone and
+    returns it.
+    """
     if made.device.type != "cuda":
         return made.cpu
     copy = made.to("cpu", non_blocking=True)

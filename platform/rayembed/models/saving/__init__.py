@@ -1,1 +1,1 @@
-"""Saving of models: folders, merging, cutting, the format of sentence-transformers."""
+"""Save models to folders, also in the format of sentence-transformers, and merge models."""

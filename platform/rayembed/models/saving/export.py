@@ -1,4 +1,4 @@
-"""Atomic creation of a model folder: written to a temporary folder, then moved."""
+"""Create a model folder atomically: write to a temporary folder, then move it."""
 
 import shutil
 import tempfile
@@ -15,7 +15,8 @@ from rayembed.models.loading.saved_folder import SETTINGS_FILE
 
 @contextmanager
 def new_folder(output: Path) -> Iterator[Path]:
-    """Yield a temporary path for a model, moved to `output` at the end, or removed after an error.
+    """Yield a temporary path for a model, which is moved to `output` at the end, or removed after
+    an error.
 
     Raises:
         ArtifactError: the folder `output` holds something else than a model of rayembed.
@@ -35,7 +36,7 @@ def new_folder(output: Path) -> Iterator[Path]:
 
 
 def check_target(folder: Path) -> Path:
-    """Absolute path of the folder, after checking that a model may be saved to it.
+    """Check that a model may be saved to the folder, and return its absolute path.
 
     Raises:
         ArtifactError: it holds something else than a model of rayembed.
@@ -57,12 +58,12 @@ pruned matrices (`matrices`) and, of a model that was compressed twice, the same
 
 
 def write_compression(folder: Path, told: Mapping[str, Any]) -> None:
-    """Write how the model in a folder was compressed."""
+    """Write a record of how the model in a folder was compressed."""
     write_json(folder / COMPRESSION_FILE, dict(told))
 
 
 def read_compression(folder: Path) -> dict[str, Any] | None:
-    """Read how the model in a folder was compressed; None if it was not.
+    """Read the record of how the model in a folder was compressed; None if it was not.
 
     Raises:
         ArtifactError: the file is damaged.

@@ -1,4 +1,4 @@
-"""Merging of models of one architecture by arithmetic on their weights.
+"""Merge models of one architecture by arithmetic on their weights.
 
 All is computed in float32, whatever the weights are saved in.
 """
@@ -118,7 +118,7 @@ def merge(method: Method, models: Iterable[Weights], shares: Sequence[float]) ->
 
 
 def _add(merged: dict[str, Tensor], model: Weights, method: Method, share: float) -> None:
-    """Add a further model to the merged weights, in place."""
+    """Add one more model, times its share, to the merged weights in place."""
     for name, tensor in model.items():
         if not tensor.is_floating_point():
             continue
@@ -129,7 +129,8 @@ def _add(merged: dict[str, Tensor], model: Weights, method: Method, share: float
 
 
 def check_shares(method: Method, number: int, shares: Sequence[float] | None) -> tuple[float, ...]:
-    """Check the shares for merging `number` models, and return them; the default is equal shares.
+    """Check the weights (shares) with which `number` models are merged, and return them; the
+    default is equal shares.
 
     Raises:
         ConfigError: too few models, another number of shares, or shares that the method cannot
@@ -162,7 +163,7 @@ def check_shares(method: Method, number: int, shares: Sequence[float] | None) ->
 
 
 def _factors(method: Method, shares: Sequence[float]) -> tuple[float, ...]:
-    """Factor of each model's weights."""
+    """Convert the shares of a merge method to a factor for each model's weights."""
     of: dict[Method, Callable[[], tuple[float, ...]]] = {
         "linear": lambda: tuple(shares),
         "slerp": lambda: (1 - shares[0], shares[0]),
