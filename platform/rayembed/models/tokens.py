@@ -45,8 +45,7 @@ class TextTokenizer:
         template: str | None = None,
         prefixes: Mapping[Role, str] | None = None,
     ) -> None:
-        """Store the tokenizer, its special ids and the lengths, template and prefixes of
-        prompts.
+        """Store the tokenizer, its special ids and the settings of prompts.
 
         Args:
             special: prefix ids, suffix ids and the padding's id; None: the tokenizer's own.
@@ -133,13 +132,11 @@ class TextTokenizer:
         return np.concatenate([self._prefix, own[: self.budget(role)], self._suffix])
 
     def budget(self, role: Role) -> int:
-        """Number of tokens that prompt and text may have in this role, without special tokens."""
+        """Number of tokens that prompt and text may have, without special tokens."""
         return self.max_lengths[role] - len(self._prefix) - len(self._suffix)
 
     def num_prompt_tokens(self, prompt: str) -> int:
-        """Number of tokens of a literal prompt; the maximum over several following texts, which may
-        merge with its last token.
-        """
+        """Number of tokens of a literal prompt; the maximum over several following texts."""
         if not prompt:
             return 0
         # A word takes the head's trailing space into its token, a digit often does not.
@@ -157,9 +154,7 @@ class TextTokenizer:
         return {"input_ids": ids, "attention_mask": attention, "pool_mask": pool.bool()}
 
     def pack(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
-        """Collate a packed micro-batch: `input_ids` int64 and `pool_mask` bool, each (T,), and the
-        text offsets.
-        """
+        """Collate packed texts: `input_ids` int64, `pool_mask` bool, each (T,), and offsets."""
         rows = [one["input_ids"] for one in tokens]
         pool = joined([one["pool_mask"] for one in tokens]).bool()
         return {"input_ids": joined(rows), "pool_mask": pool, **pack(rows)}
@@ -189,8 +184,7 @@ class SpecialIds:
     """Ids of the special tokens (BOS, EOS, padding) of a decoder."""
 
     def __init__(self, pretrained: Any, config: dict[str, Any]) -> None:
-        """Read the special ids from the tokenizer, or from the model's `config.json` if the
-        tokenizer names none.
+        """Read special ids from the tokenizer or, if it names none, from `config.json`.
 
         Raises:
             ArtifactError: neither names an end-of-text token.
@@ -208,15 +202,13 @@ class SpecialIds:
 
 
 def special_ids(pretrained: Any, folder: Path) -> SpecialIds:
-    """Read the ids of a decoder's special tokens from its folder; raises the errors of
-    `SpecialIds`.
-    """
+    """Read a decoder's special ids from its folder; raises the errors of `SpecialIds`."""
     settings = read_json(folder / "config.json")
     return SpecialIds(pretrained, settings.get("text_config") or settings)
 
 
 def _first_id(*candidates: Any) -> int | None:
-    """Return the first of several candidate ids that is set; a list counts as its first id."""
+    """Return the first of these ids that is set; a list counts as its first id."""
     for candidate in candidates:
         value = candidate[0] if isinstance(candidate, list | tuple) and candidate else candidate
         if isinstance(value, int):
@@ -294,9 +286,7 @@ def pretrained_tokenizer(folder: Path, *, as_written: bool = False) -> Any:
 
 
 def _lower_case(backend: Any) -> None:
-    """Make the tokenizer lower-case texts before its other normalisation, in place, as
-    sentence-transformers does.
-    """
+    """Make the tokenizer lower-case texts first, in place, as sentence-transformers does."""
     # Before BERT's own lower-casing it changes no character.
     if has_lowercase(backend) or getattr(backend.normalizer, "lowercase", False):
         return
@@ -318,9 +308,7 @@ def _rules(backend: Any) -> list[Any]:
 
 
 def save_tokenizer(pretrained: Any, folder: Path) -> None:
-    """Save a tokenizer together with its lower-casing, which a `BertTokenizer` would otherwise lose
-    when it is loaded.
-    """
+    """Save a tokenizer with its lower-casing, which a `BertTokenizer` loses when it is loaded."""
     pretrained.save_pretrained(str(folder))
     if has_lowercase(pretrained.backend_tokenizer):
         write_json(folder / "sentence_bert_config.json", {"do_lower_case": True})
@@ -348,8 +336,7 @@ def special_layout(backend: Any) -> tuple[list[int], list[int]]:
 
 
 def append_stated_eos(pretrained: Any, folder: Path) -> None:
-    """Make the tokenizer append EOS, in place, if its folder states so but the tokenizer does not
-    do it.
+    """Make the tokenizer append EOS, in place, if its folder states so and it does not.
 
     `tokenizer_config.json` of intfloat/e5-mistral-7b-instruct states `add_eos_token`, its
     `tokenizer.json` puts BOS alone, and transformers 5 goes by the latter without a word: the last
@@ -381,8 +368,7 @@ def append_stated_eos(pretrained: Any, folder: Path) -> None:
 def check_tokenizer(
     pretrained: Any, folder: Path, *, row_positions: int | None, padding: int | None
 ) -> None:
-    """Raise if the tokenizer's settings would make transformers produce other inputs than
-    rayembed.
+    """Raise if transformers would make other inputs than rayembed with this tokenizer.
 
     Here texts are cut at their end, read behind each other or with padding behind them, and are of
     one token type. What else tokenizers are set to, `tokenizers` itself does for both.

@@ -1,4 +1,4 @@
-"""Trainer callbacks of a stage: keep checkpoints, write weights, leave weights for validation,
+"""Trainer callbacks of a stage: keep checkpoints, write weights, submit weights for validation,
 react to preemption.
 """
 
@@ -26,17 +26,19 @@ steps may become slower than those before."""
 
 
 class KeepCheckpoints(Callback):
-    """Keeps every checkpoint as `step-<number>` in a local folder that all workers share."""
+    """Keeps every checkpoint as `step-<number>` in a local folder that all workers use."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def on_train_start(self, trainer: StageTrainer, step: int) -> None:
-        """Store the device for communication between workers."""
+        """Store the device that workers use to communicate."""
         self._device = trainer.device
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
-        """Copy this worker's part, and wait for the others'."""
+        """Copy this worker's part of the checkpoint, and wait until all workers have copied
+        theirs.
+        """
         shutil.copytree(folder, self._folder / checkpoint_name(step), dirs_exist_ok=True)
         largest(0, self._device)
 
@@ -70,8 +72,8 @@ def whole_weights(engine: Engine) -> dict[str, Tensor]:
 
 
 class Preemption(Callback):
-    """Requests a checkpoint once when a node is being drained or the run is stopped, and when the
-    last checkpoint is some minutes old.
+    """Requests a checkpoint when a node is about to be removed or the run is stopped, and whenever
+    the last checkpoint is too old.
 
     Args:
         announced: whether this worker knows it; all workers ask together, and it counts if one of
@@ -95,19 +97,22 @@ class Preemption(Callback):
         self._stored = stored
 
     def on_train_start(self, trainer: StageTrainer, step: int) -> None:
-        """Start the clocks."""
+        """Start measuring the time since the last checkpoint."""
         self._device = trainer.device
         self._looked = self._saved = self._asked = time.monotonic()
         self._asked_step = self._next_step = step
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
-        """Record the time; wait for the upload if the end is announced."""
+        """Record the time of this checkpoint; if the end of training is announced, wait until it is
+        uploaded.
+        """
         self._saved = time.monotonic()
         if self._announced:
             self._stored()
 
     def should_save(self, step: int) -> bool:
-        """Whether a stop or drain was announced at this step, or a checkpoint is due by time.
+        """Whether a stop or a node's removal was announced, or the last checkpoint is too
+        old.
 
         The same on all workers. Quick steps are not all asked.
         """
@@ -129,13 +134,16 @@ class Preemption(Callback):
         return due > 1
 
     def _steps_until_next(self, step: int, now: float) -> int:
-        """Steps that take half of the least time between questions, by those since the last one."""
+        """Estimate the number of steps that fit into half of the shortest time between two checks,
+        from the speed of recent steps.
+        """
         seconds = (now - self._asked) / max(step - self._asked_step, 1)
         return min(max(int(self._every / 2 / max(seconds, 1e-6)), 1), _MOST_STEPS)
 
 
 class WorkerValidation(Callback):
-    """Submits weights for validation, and stops the stage early when the scores say so.
+    """Submits weights for validation, and ends the stage when its early-stopping rule says
+    so.
 
     Args:
         folder: the stage's.
@@ -156,12 +164,12 @@ class WorkerValidation(Callback):
         self._submitted = False
 
     def on_train_start(self, trainer: StageTrainer, step: int) -> None:
-        """Store the engine, and the step whose weights are already submitted."""
+        """Store the engine; the weights of the current step count as submitted already."""
         self._engine, self._device, self._start = trainer.engine, trainer.device, step
         self._done, self._submitted = step, True
 
     def on_step_end(self, record: StepRecord) -> None:
-        """Record the step, whose weights are not submitted yet."""
+        """Record the step, and that its weights are not submitted yet."""
         self._done, self._submitted = record["step"], False
 
     def on_train_end(self) -> None:
@@ -170,8 +178,8 @@ class WorkerValidation(Callback):
             self._submit(self._done)
 
     def should_stop(self, step: int) -> bool:
-        """Submit the step's weights if they are due, and return whether the scores so far end the
-        stage.
+        """Submit the step's weights if they must be validated; return whether the scores so far end
+        the stage.
         """
         if step != self._start:
             if step not in self._steps:
@@ -189,8 +197,9 @@ class WorkerValidation(Callback):
         self._submitted = True
 
     def _ends_by(self, step: int) -> bool:
-        """Whether scores end the stage here. Those of later steps may lie there from before this
-        training went on from a checkpoint.
+        """Whether the scores of steps up to this one end the stage; later scores, left from before
+        a restart, are ignored. Those of later steps may lie there from before this training went on
+        from a checkpoint.
         """
         recorded = self._folder.steps()[1]
         for other in sorted(recorded - self._scores.keys()):

@@ -1,4 +1,4 @@
-"""Decision whether `placement.compile_layers=auto` compiles a stage's layers."""
+"""Decide whether a stage's layers are compiled if `placement.compile_layers` is `auto`."""
 
 import logging
 import os
@@ -50,7 +50,9 @@ def compiles(
 
 
 def stage_seconds(stage: TrainLoopConfig, model: torch.nn.Module, workers: int) -> float:
-    """Estimate the time of a stage on GPUs: six operations per parameter and token."""
+    """Estimate a stage's time on GPUs from six floating-point operations per parameter and
+    token.
+    """
     parameters = sum(parameter.numel() for parameter in model.parameters())
     tokens = stage.steps * stage.global_rows * _ROW_TOKENS
     return 6.0 * parameters * tokens / (_SPEED * workers)
@@ -59,7 +61,9 @@ def stage_seconds(stage: TrainLoopConfig, model: torch.nn.Module, workers: int) 
 def _why_not(
     placement: Placement, model: TrainableModel, device: torch.device, seconds: float
 ) -> str | None:
-    """Why auto leaves the layers as they are, as the end of a sentence; None: it compiles them."""
+    """Return the reason not to compile the layers, to complete a sentence; None if compiling is
+    worth it.
+    """
     capability = torch.cuda.get_device_capability(device)
     reasons = {
         "zero_stage=3 partitions the weights in them": placement.zero_stage == 3,

@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration of a stage; imports no DeepSpeed."""
+"""Make DeepSpeed's configuration for a stage, without importing DeepSpeed."""
 
 from typing import Any
 
@@ -22,7 +22,8 @@ def deepspeed_settings(
     num_trained: int,
     largest_adapter: int = 0,
 ) -> dict[str, Any]:
-    """Make DeepSpeed's configuration; defaults that may change results are written out.
+    """Make DeepSpeed's configuration; it states even default values if they can change
+    results.
 
     Args:
         num_trained: trained weights; no buffer need hold more.
@@ -72,7 +73,5 @@ def deepspeed_settings(
 
 
 def largest_adapter(model: nn.Module) -> int:
-    """Number of elements of the largest LoRA matrix, rank times width; 0 for a model without
-    adapters.
-    """
+    """Return the number of elements of the largest LoRA matrix; 0 for a model without adapters."""
     return max((p.numel() for name, p in model.named_parameters() if "lora_" in name), default=0)

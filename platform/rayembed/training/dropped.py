@@ -1,4 +1,5 @@
-"""Skipped steps, whose loss or gradient is not finite.
+"""Handling of dropped steps: steps that change no weight because loss or gradient is not
+finite.
 
 One NaN in an update would be in all weights after it. Such a step is dropped on all workers, for
 every ZeRO stage and type alike: weights, moments and the optimiser's count of updates stay as they
@@ -25,7 +26,8 @@ batch."""
 
 
 def without_gradient_unless_finite(loss: Tensor) -> Tensor:
-    """Return the loss with a NaN gradient if the loss is not finite.
+    """Return the loss such that its gradient is NaN if the loss is not finite; needs no
+    synchronisation with the GPU.
 
     It asks no device for the loss.
     """
@@ -33,13 +35,14 @@ def without_gradient_unless_finite(loss: Tensor) -> Tensor:
 
 
 def mean_of_finite(values: Sequence[float]) -> float:
-    """Mean of the finite values; NaN if there are none."""
+    """Compute the mean of the finite values; NaN if none is finite."""
     finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / len(finite) if finite else math.nan
 
 
 class DroppedSteps:
-    """Counts dropped steps: warns on the first, ends the run after many consecutive ones.
+    """Counts dropped steps: warns of the first one, and ends the run after too many consecutive
+    ones.
 
     Args:
         limit: how many in a row.
@@ -89,7 +92,8 @@ class DroppedSteps:
         self._saved = step
 
     def check(self, step: int) -> None:
-        """Raise after too many consecutive dropped steps, or if the stage ends with several.
+        """Raise after too many consecutive dropped steps, or if the last steps of the stage were
+        dropped.
 
         Raises:
             DivergenceError: there were; the same on all workers.

@@ -25,7 +25,7 @@ from rayembed.training.optimizer import parameter_groups, set_learning_rates, tr
 
 
 class DeepSpeedEngine:
-    """A model under DeepSpeed: forward, backward, step, sharded states on disk, full weights."""
+    """A model trained by DeepSpeed: passes, updates, states and full weights."""
 
     def __init__(
         self,
@@ -93,18 +93,18 @@ class DeepSpeedEngine:
 
     @property
     def forward(self) -> torch.nn.Module:
-        """Module that `run_step` calls for forward passes."""
+        """The module to call for forward passes."""
         engine: torch.nn.Module = self._engine
         return engine
 
     @property
     def has_states(self) -> bool:
-        """Whether the optimiser states exist: most are created by the first update."""
+        """Whether the optimiser has allocated its states, which happens in the first update."""
         return any(self._inner().state.values())
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        """Backpropagate a scalar; workers reduce gradients at the step's last backward, or at each
-        one in stages 2 and 3 without `placement.reduce_once`.
+        """Backpropagate a scalar; gradients are reduced at the step's last call, or at each one in
+        stages 2 and 3 without `placement.reduce_once`.
         """
         engine = self._engine
         engine.set_gradient_accumulation_boundary(last)
@@ -125,7 +125,7 @@ class DeepSpeedEngine:
             engine.set_gradient_accumulation_boundary(True)  # closing took it back
 
     def _begin_pass(self) -> None:
-        """Count a backward pass of the step in DeepSpeed's partitions.
+        """Start a new backward pass in DeepSpeed, so that it adds to earlier gradients.
 
         DeepSpeed counts it at the next forward pass, and graphs that are kept have none between two
         backward passes: in ZeRO-3 each gradient would replace the one before. Idempotent.
@@ -133,9 +133,7 @@ class DeepSpeedEngine:
         self._optimizer.clear_backward_seen_flag()
 
     def _sum_in_fp32(self) -> None:
-        """Add up bf16 gradients over micro-batches and workers in fp32; in bf16 small ones would be
-        lost.
-        """
+        """Make bf16 gradients add up in fp32, as bf16 would lose small ones."""
         for _, p in self._trained():
             p.grad = None  # what is left of DeepSpeed's first step
             p.grad_dtype = torch.float32
@@ -148,7 +146,7 @@ class DeepSpeedEngine:
             self._optimizer.overflow_checker.has_overflow_serial = _not_finite
 
     def _reduce_whole_gradients(self) -> None:
-        """Average plain gradients over workers."""
+        """Average unpartitioned gradients over workers."""
         for _, p in self._trained():
             if p.grad is None:  # all workers reduce as many, and DeepSpeed's zeros would be bf16
                 p.grad = torch.zeros_like(p, dtype=p.grad_dtype)
@@ -179,7 +177,7 @@ class DeepSpeedEngine:
         return rate, norm
 
     def _norm_without_partitions(self) -> float | None:
-        """Norm of plain gradients, which DeepSpeed reports only with partitions or fp32 masters."""
+        """Norm of unpartitioned gradients, where DeepSpeed does not report it."""
         if self._zero_stage or self._bf16:
             return None
         if self._experts is not None:
@@ -188,7 +186,7 @@ class DeepSpeedEngine:
         return float(torch.nn.utils.get_total_norm(grads))
 
     def _clear_partitioned_gradients(self) -> None:
-        """Zero ZeRO-3's gradient buffers.
+        """Set ZeRO-3's gradient buffers to zero.
 
         It copies into them in a step's first backward pass and adds in later ones, so a parameter
         that the first micro-batch does not use (a context encoder, an expert without tokens) would
@@ -201,8 +199,7 @@ class DeepSpeedEngine:
             safe_set_local_grad(p, torch.zeros_like(partition))
 
     def trainable_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield names and full weights of the model, without the loss's, in the model's dtype; a
-        collective that all workers must iterate.
+        """Yield name and full weights of trained parameters; all workers iterate together.
 
         One after the other, so that ZeRO-3 never holds more than one of them whole.
         """
@@ -213,7 +210,8 @@ class DeepSpeedEngine:
                 yield name, self._whole(p, p.detach())
 
     def optimizer_state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Yield names and full fp32 states, with `weight` and `step`; a collective for all workers.
+        """Yield names and full fp32 states, with `weight` and `step`, on all workers
+        together.
 
         It is the same for all ZeRO stages and numbers of workers: what a checkpoint holds.
         """
@@ -222,8 +220,8 @@ class DeepSpeedEngine:
             yield name, {**whole, "step": state["step"]}
 
     def written_states(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Yield the states of `optimizer_state` that this worker writes to a checkpoint; a
-        collective.
+        """Yield the states that this worker writes to a checkpoint, on all workers
+        together.
 
         In stages 1 and 2 the worker whose partition has a parameter writes it, and nothing is
         sent; only what lies in several partitions is reduced, to the one that has most of it. With
@@ -243,7 +241,7 @@ class DeepSpeedEngine:
                 yield name, state
 
     def _own_states(self) -> Iterator[tuple[str, nn.Parameter, dict[str, Tensor]]]:
-        """Local part of `optimizer_state` on this worker."""
+        """Yield this worker's part of each parameter's optimiser state."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         if not self._zero_stage:
@@ -262,7 +260,7 @@ class DeepSpeedEngine:
             yield name, p, {**own, "weight": weight, "step": self._updates()}
 
     def restore_optimizer_state(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Load this worker's share of the states from `optimizer_state`, by name.
+        """Load this worker's share of saved states, as `optimizer_state` yields them.
 
         The model must have been built with the saved weights: in bf16 its own copy of them is not
         written here. The loss's is, which is built with its initial values.
@@ -299,7 +297,7 @@ class DeepSpeedEngine:
         return whole if self._experts is None else self._experts.own(p, whole)
 
     def _masters(self) -> dict[nn.Parameter, Tensor]:
-        """Tensor that is updated for each parameter in stage 0: itself, or its fp32 copy."""
+        """Map each parameter to the tensor updated in stage 0: itself, or its fp32 copy."""
         if not self._bf16:
             return {p: p for _, p in self._trained()}
         groups = zip(self._optimizer.fp16_groups, self._optimizer.fp32_groups, strict=True)
@@ -309,17 +307,17 @@ class DeepSpeedEngine:
         return [*trained_parameters(self.model), *trained_parameters(self._loss)]
 
     def _inner(self) -> torch.optim.Optimizer:
-        """Torch's optimiser, to which DeepSpeed gave flat partitions instead of parameters."""
+        """Return torch's optimiser inside DeepSpeed's, which works on flat partitions."""
         inner: torch.optim.Optimizer = getattr(self._optimizer, "optimizer", self._optimizer)
         return inner
 
     def _updates(self) -> Tensor:
-        """Number of updates of the partitions; the optimiser counts them all alike."""
+        """Return the number of updates so far, which is the same for all partitions."""
         steps = [state["step"].float().cpu() for state in self._inner().state.values()]
         return torch.stack(steps).max() if steps else torch.zeros(())
 
     def _partitions(self) -> list[tuple[Tensor, tuple[str, ...]]]:
-        """Flat partitions of this worker, with the names of their states."""
+        """Return this worker's flat partitions, each with the names of its optimiser states."""
         groups = self._inner().param_groups
         if self._zero_stage < 3:
             return [(flat, group["states"]) for group in groups for flat in group["params"]]
@@ -329,7 +327,7 @@ class DeepSpeedEngine:
         return [(part, groups[of_group[i]]["states"]) for i, part in enumerate(flat)]
 
     def _link_states(self) -> None:
-        """Link DeepSpeed's views of each parameter's states; create missing states.
+        """Create missing optimiser states, and refresh DeepSpeed's views of them.
 
         Stages 1 and 2 have them from their first step on, and link them after the update of the
         first parameter group, when the other groups do not have any yet.
@@ -364,13 +362,13 @@ class DeepSpeedEngine:
 
 
 def _not_finite(parameters: Iterable[nn.Parameter]) -> bool:
-    """Whether a gradient has a number that is not finite, by one read of the device."""
+    """Whether a gradient has a number that is not finite; synchronises with the GPU once."""
     norms = torch._foreach_norm([p.grad for p in parameters if p.grad is not None])
     return not bool(torch.stack(norms).isfinite().all())
 
 
 def expert_group(size: int) -> ExpertGroup:
-    """Create this worker's expert-parallel group of the given size; a collective for all workers.
+    """Create this worker's expert-parallel group; all workers must call it together.
 
     Workers of a group have consecutive ranks: those of one node stay together.
 
@@ -390,7 +388,7 @@ def expert_group(size: int) -> ExpertGroup:
 
 
 def _sign_of_experts(num_experts: int) -> nn.Module:
-    """Weightless module from which DeepSpeed knows that the model has experts.
+    """Make a module without weights that shows DeepSpeed that the model has experts.
 
     It looks for modules of its own class, and without one it fails on marked parameters.
     """
@@ -402,14 +400,14 @@ def _sign_of_experts(num_experts: int) -> nn.Module:
             self.num_experts = num_experts
 
         def set_deepspeed_parallelism(self, use_data_before_expert_parallel_: bool = False) -> None:
-            """Does nothing: the groups exist already."""
+            """Do nothing, because the process groups exist already."""
 
     sign: nn.Module = Sign()
     return sign
 
 
 def _deepspeed() -> Any:
-    """Import DeepSpeed without MLflow, which its unused autotuner would import: 1.5 CPU seconds.
+    """Import DeepSpeed without MLflow, which only its unused autotuner needs (1.5 CPU s).
 
     Its reduction for inference is left out: compiling it takes a minute and a C++ compiler.
     """

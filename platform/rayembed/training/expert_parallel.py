@@ -1,4 +1,4 @@
-"""Expert parallelism: a group of workers splits the experts of each layer.
+"""Expert parallelism: the experts of each layer are split over a group of workers.
 
 Rows of tokens go to the workers of their experts and come back (`models/experts.py`). What
 DeepSpeed gives are the groups, and the reduction of each parameter over the workers that hold the
@@ -20,7 +20,8 @@ from rayembed.models.experts import Experts, expert_layers
 
 
 def spread_experts(model: nn.Module, group: ExpertGroup) -> None:
-    """Keep only this worker's share of each layer's experts, marked for DeepSpeed.
+    """Keep only this worker's share of each layer's experts, and mark their parameters for
+    DeepSpeed.
 
     Whole weights must be loaded before, and parameters taken from the model after.
 
@@ -48,12 +49,13 @@ def spread_experts(model: nn.Module, group: ExpertGroup) -> None:
 
 
 def group_name(size: int) -> str:
-    """DeepSpeed's name for expert groups of this size."""
+    """Return DeepSpeed's name for an expert group of this size."""
     return f"ep_size_{size}"
 
 
 class SpreadExperts:
-    """Experts of a model that are split over workers, as the engine handles them.
+    """Gathers and splits the parameters of experts that are spread over workers, for the
+    engine.
 
     Everything that takes a tensor is called by all workers of the group.
     """
@@ -66,7 +68,7 @@ class SpreadExperts:
 
     @classmethod
     def of(cls, model: nn.Module) -> "SpreadExperts | None":
-        """The `ExpertParallel` of a model whose experts are split over workers; None if each worker
+        """Return the object for a model whose experts are spread over workers; None if each worker
         holds all parameters.
         """
         layers = [layer for layer in expert_layers(model) if layer.group is not None]
@@ -74,7 +76,9 @@ class SpreadExperts:
         return None if group is None else cls(layers, group)
 
     def whole(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
-        """Gather the full parameter value from this worker's part, which may be a share."""
+        """Return a parameter's full value: gathered from the group's workers for an expert,
+        otherwise unchanged.
+        """
         return self.group.gather(value) if parameter in self._parameters else value
 
     def own(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
@@ -82,7 +86,7 @@ class SpreadExperts:
         return self.group.share_of(whole) if parameter in self._parameters else whole
 
     def gradient_norm(self, parameters: Iterable[nn.Parameter]) -> Tensor:
-        """Scalar gradient norm of the whole model, the same on all workers."""
+        """Compute the gradient norm of the whole model; every worker gets the same scalar."""
         grads = [(p in self._parameters, p.grad) for p in parameters if p.grad is not None]
         shared = torch.nn.utils.get_total_norm([grad for spread, grad in grads if not spread])
         own = torch.nn.utils.get_total_norm([grad for spread, grad in grads if spread])

@@ -64,7 +64,8 @@ def train_here(
     metrics_place: str | None = None,
     validation: Validation | None = None,
 ) -> None:
-    """Train in this process until the job's weights are in storage; a finished job is skipped.
+    """Train in this process until the job's weights are in storage; do nothing if they are there
+    already.
 
     An interrupt (SIGINT, SIGTERM, SIGHUP) is answered after the step in progress, with a
     checkpoint.
@@ -125,7 +126,7 @@ def train_here(
 
 
 def _fit(job: Job, checkpoints: str, callbacks: Sequence[Callback]) -> None:
-    """Train from the newest checkpoint, or from the beginning, to the end."""
+    """Train to the end, from the newest checkpoint if one exists, otherwise from the first step."""
     names = listed_checkpoints(checkpoints)
     with closing(job.trainer(callbacks, prefetched)) as trainer:
         if names:
@@ -136,7 +137,8 @@ def _fit(job: Job, checkpoints: str, callbacks: Sequence[Callback]) -> None:
 
 
 class _Interrupts:
-    """Records a first interrupt inside the block, and raises it at the next safe point.
+    """Catches the first interrupt inside the block, and keeps it to be raised once a checkpoint is
+    made.
 
     The handler that was there before tells the user, and decides about a second one. What it
     raises to end the program, SystemExit for instance, is an interrupt; if it raises nothing, the
@@ -179,8 +181,8 @@ class _Interrupts:
 
 
 class _Kept(Callback):
-    """Writes steps into the run's log and checkpoints into storage; ends an interrupted training
-    when its checkpoint is there.
+    """Writes steps to the run's log and checkpoints to storage; ends an interrupted training once
+    its checkpoint is stored.
     """
 
     def __init__(
@@ -196,11 +198,12 @@ class _Kept(Callback):
         self._stops, self._uploads = stops, uploads
 
     def on_step_end(self, record: StepRecord) -> None:
-        """Log the step."""
+        """Append the step's metrics to the log."""
         self._sink.append(record, self._offset)
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
-        """Start to store the checkpoint and to forget those that are too old.
+        """Start storing the checkpoint and removing older ones; raise the interrupt if there was
+        one.
 
         Raises:
             StorageError: the storage does not take the log, or the checkpoint of an interrupted
@@ -234,12 +237,14 @@ class ValidationHere(Callback):
         self._scoring = ValidationScoring.of(run, number, self._folder, validation)
 
     def should_stop(self, step: int) -> bool:
-        """Score the weights of an earlier step; the stage's own rule decides on stopping."""
+        """Score the submitted weights of earlier steps; return False, as another callback decides
+        on early stopping.
+        """
         self._score()
         return False
 
     def finish(self, target: str) -> int:
-        """Place the chosen step's weights at `target` after all deciding scores; return the step.
+        """Finish scoring, and move the chosen step's weights to `target`; return the step.
 
         Raises:
             ArtifactError: the storage refuses what it must do.
@@ -270,7 +275,8 @@ class ValidationHere(Callback):
 
 
 def take_device(device: str) -> None:
-    """Prepare this process for training on the device, `cuda` or `cpu`.
+    """Prepare this process for training on `cuda` or `cpu`; raise if it has already trained on the
+    other one.
 
     DeepSpeed fixes its device when it is imported, and a process group its backend when it is made.
 
@@ -302,7 +308,7 @@ def _other_device(device: str, why: str) -> str:
 
 @contextmanager
 def _one_worker(placement: Placement) -> Iterator[None]:
-    """Make this process the only worker: its threads, and a process group of one for DeepSpeed.
+    """Make this process the only worker, with a process group of size one for DeepSpeed.
 
     Raises:
         PlacementError: the process is one of several workers already.

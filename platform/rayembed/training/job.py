@@ -1,4 +1,4 @@
-"""Training job of a stage: a picklable object from which every worker makes its trainer."""
+"""Training job of a stage: a picklable description from which every worker makes its trainer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -26,7 +26,9 @@ from rayembed.training.validation.folder import ValidationFolder
 
 
 class Job(ABC):
-    """Training of one stage, as passed to every worker."""
+    """Base class of training jobs: describes one training completely, and is sent to every
+    worker.
+    """
 
     run: Any
     """Settings: the model, the seed, the placement, a fingerprint."""
@@ -45,7 +47,7 @@ class Job(ABC):
     @property
     @abstractmethod
     def stage(self) -> TrainLoopConfig:
-        """Steps and optimiser."""
+        """Settings of the steps and the optimiser."""
 
     @property
     @abstractmethod
@@ -58,14 +60,15 @@ class Job(ABC):
 
     @abstractmethod
     def model(self) -> TrainableModel:
-        """The initial model on the CPU."""
+        """Build the initial model on the CPU."""
 
     @abstractmethod
     def objective(self, plan: Any) -> Objective:
-        """Training objective of the stage."""
+        """Return the stage's training objective."""
 
     def fetch(self) -> None:
-        """Download the models and data of the training to this machine, unless they are here.
+        """Download the training's models and data to this machine, unless they are there
+        already.
 
         Raises:
             AssetError, ArtifactError: something is missing, corrupt, or has no room.
@@ -74,27 +77,29 @@ class Job(ABC):
             resolve_model(reference)
 
     def start(self) -> str:
-        """Record of the initial weights; empty for pretrained weights."""
+        """Return the digest of the initial weights; empty for pretrained weights."""
         return ""
 
     def result(self, made_of: dict[str, str]) -> Callback:
-        """Callback that writes the trained weights to storage."""
+        """Make the callback that writes the trained weights to storage."""
         return WriteWeights(self.weights, made_of)
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of what the trained weights depend on, apart from the plan and the start."""
+        """Fingerprint of the settings and models that the trained weights depend on; plan and
+        initial weights have their own.
+        """
         own: str = self.run.fingerprint
         return own
 
     @property
     def placement(self) -> Placement:
-        """Workers and hardware."""
+        """Settings of workers and hardware."""
         placement: Placement = self.run.placement
         return placement
 
     def is_done(self) -> bool:
-        """Whether the trained weights are in storage, made by this run from this plan.
+        """Whether storage has trained weights that this run made from this plan.
 
         Raises:
             ArtifactError: the weights there are of another run or of other data.
@@ -127,7 +132,9 @@ class Job(ABC):
         )
 
     def _made_of(self, plan: Any) -> dict[str, str]:
-        """Inputs of the trained weights: the run, its data, the initial weights."""
+        """Record of what the trained weights are made from: the run, its data plan, the initial
+        weights.
+        """
         return {
             "run": self.fingerprint,
             "plan": plan.fingerprint,
@@ -137,7 +144,7 @@ class Job(ABC):
 
 @dataclass(frozen=True)
 class StageJob(Job):
-    """One stage of a run, as passed to every worker."""
+    """Job that trains one stage of a run."""
 
     run: Run
     number: int
@@ -169,31 +176,31 @@ class StageJob(Job):
         return f"{self.run.fingerprint} with hidden states of {weights}"
 
     def plan(self) -> BatchPlan:
-        """The stage's batch plan."""
+        """Open the stage's batch plan."""
         return BatchPlan.open(self.plan_folder)
 
     def fetch(self) -> None:
-        """Download pretrained models, and the vectors of the stage's teachers."""
+        """Download pretrained models and the vectors of the stage's teachers to this machine."""
         super().fetch()
         for folder in self.plan().teachers if self.stage.teachers else ():
             TeacherVectorLookup.open(folder).fetch()
 
     def model(self) -> EmbeddingModel:
-        """Load the run's model with the previous stage's weights."""
+        """Build the run's model with the weights of the previous stage."""
         return load_weights(self.run, self.start_weights)
 
     def objective(self, plan: BatchPlan) -> Objective:
-        """Training objective of the model's architecture."""
+        """Return the training objective of the model's architecture."""
         found: Objective = load(architecture_of(self.run.model).objective)
         return found
 
     def start(self) -> str:
-        """Digest of the previous stage's weights."""
+        """Return the digest of the previous stage's weights."""
         return "" if self.start_weights is None else weights_digest(self.start_weights)
 
     def result(self, made_of: dict[str, str]) -> Callback:
-        """Callback that writes the last weights to storage; with validation, the weights of each
-        scored step.
+        """Make the callback that writes the final weights to storage or, with validation, the
+        weights of each step to score.
         """
         config = self.run.evaluation.validation
         if self.validated_in is None or config is None:

@@ -1,4 +1,4 @@
-"""Pruned weights that stay exactly zero during training.
+"""Keep pruned weights exactly zero during training.
 
 Their gradients are set to zero before they are added up, so that neither the norm nor a moment
 knows of them: training is that of the other weights alone. What the optimiser made of them is set
@@ -17,7 +17,8 @@ from rayembed.models.contract import TrainableModel
 
 
 class KeptZeros:
-    """Positions of a model's trained parameters that stay zero on this worker.
+    """Masks of the weights on this worker that must stay zero, with the method that resets
+    them.
 
     Args:
         model: before an engine takes its parameters.
@@ -63,7 +64,9 @@ def _weights(
     masters: dict[nn.Parameter, Tensor],
     local_master: Callable[[nn.Parameter], Tensor],
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Tensors on this worker that hold a parameter's values or a part of them, with its zeros."""
+    """Yield this worker's tensors that contain a parameter's values, or a part of them, each with
+    its mask.
+    """
     if zero_stage < 3 or p.numel() == zeros.numel():  # stage 3 frees all but small ones
         yield p.data, zeros
     if not zero_stage:

@@ -1,5 +1,5 @@
-"""Single writer of a run's metrics log, which also forwards a stop to workers. Imports little, as
-each stage waits for its process.
+"""Single writer of a run's metrics log, which also passes a stop request on to the workers. Imports
+little, as each stage waits for its process.
 """
 
 import logging
@@ -19,8 +19,8 @@ _TOGETHER_SECONDS = 10.0
 
 
 class MetricsSink:
-    """The only writer of a run's metrics log, and the shared state of workers and driver during a
-    stop.
+    """Actor that alone writes a run's metrics log, and through which workers and driver communicate
+    when a run is stopped.
 
     An actor on the driver's node.
     """
@@ -47,7 +47,9 @@ class MetricsSink:
             write_atomic(self._place, self._log.path.read_bytes())
 
     def stop(self) -> bool:
-        """Request a checkpoint; return whether workers exist that can make it."""
+        """Request a checkpoint from the workers; return whether there are training workers that can
+        make it.
+        """
         self._stops = True
         self._parts.clear()
         self._saved = 0
@@ -65,7 +67,9 @@ class MetricsSink:
             del self._parts[step]
 
     def where(self, where: Where) -> None:
-        """Record a worker's position; warn some time after the first report of a hang."""
+        """Record a worker's position report; soon after the first report of a hang, log a warning
+        about all workers.
+        """
         self._hang.take(where)
         if where.place and self._telling is None:
             self._telling = threading.Timer(_TOGETHER_SECONDS, self._tell)
@@ -73,7 +77,9 @@ class MetricsSink:
             self._telling.start()
 
     def hang(self) -> str:
-        """Workers that wait and workers that did not arrive, if the training hangs; else empty."""
+        """Describe the workers that wait and the workers they wait for, if the training hangs; else
+        return an empty text.
+        """
         return str(self._hang)
 
     def _tell(self) -> None:
@@ -82,7 +88,7 @@ class MetricsSink:
             logger.warning("%s", told)
 
     def saved_step(self) -> int:
-        """Step of the last complete checkpoint since the stop, or since the start if not stopped; 0
-        if there is none.
+        """Return the step of the last complete checkpoint since the stop request (or since the
+        start without one); 0 if none.
         """
         return self._saved

@@ -1,4 +1,4 @@
-"""Training objectives: how an objective makes its batches and runs its steps."""
+"""Interface of training objectives: how an objective makes its batches and runs its steps."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -18,7 +18,7 @@ MakeBatch = Callable[[int], Any]
 
 @dataclass(frozen=True)
 class StepSettings:
-    """Execution settings of a step on this worker; only the seed affects results."""
+    """How a step is executed on this worker; of these settings only the seed affects results."""
 
     micro_batch_tokens: int
     grad_cache: bool | GraphRoom
@@ -38,7 +38,7 @@ class StepSettings:
 
 @dataclass(frozen=True)
 class StepReport:
-    """Outcome of one step over all workers."""
+    """Loss, token counts and metrics of one step over all workers."""
 
     loss: float
     """Mean over workers."""
@@ -53,7 +53,8 @@ class StepReport:
 
 
 class Objective(ABC):
-    """Protocol of a training objective: makes a stage's batches and computes their gradients.
+    """Base class of training objectives: an objective makes a stage's batches and computes their
+    gradients.
 
     An architecture names its objective by an import string, such as
     `rayembed.training.contrastive.step:CONTRASTIVE`.
@@ -71,11 +72,12 @@ class Objective(ABC):
         return None
 
     def teacher_widths(self, plan: Any) -> tuple[int, ...]:
-        """Widths of the teacher vectors that accompany the plan's rows."""
+        """Return the widths of the teachers' vectors that are stored with the plan's rows."""
         return ()
 
     def teacher(self, model: Any, stage: Any, dtype: str) -> EmbeddingModel | None:
-        """Load the model whose hidden states the student learns, on the CPU; None if there is none.
+        """Load the teacher whose hidden states the student learns, on the CPU; None if the stage
+        has none.
 
         Args:
             dtype: of its weights.
@@ -87,11 +89,13 @@ class Objective(ABC):
 
     @abstractmethod
     def batches(self, plan: Any, model: Any, stage: Any, seed: int) -> MakeBatch:
-        """Return the builder of this worker's batches; each has its number as `step`."""
+        """Return the builder of this worker's batches; every batch has its step number as
+        `step`.
+        """
 
     def ahead(self, model: Any, batch: Any, stage: Any, settings: StepSettings) -> Any:
-        """Prepare a batch for `run_step` as far as possible before its step; it keeps its number as
-        `step`.
+        """Prepare a batch for `run_step` as far as possible in advance, in a thread; its `step`
+        must not change.
 
         A thread calls it while the step before computes.
         """

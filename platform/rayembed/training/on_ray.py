@@ -1,4 +1,5 @@
-"""Stages as Ray Train runs: workers, restarts and checkpoints; a small actor collects metrics.
+"""Train stages with Ray Train: start and restart workers, and collect their metrics in a small
+actor.
 
 This is the driver's side; `train_function_on_ray.py` has what runs in each worker.
 """
@@ -69,7 +70,8 @@ _WORKER_START_SECONDS = 60
 
 
 def check_placement_now(placement: Placement, *, validates: bool = False) -> None:
-    """Check the placement before data is prepared; does nothing if the run waits for nodes.
+    """Check that the nodes can hold the workers before data is prepared; do nothing if the run
+    waits for nodes later.
 
     GPU nodes that came now would stand idle, or be gone again, when the data is there. The GPUs
     of the others are checked where the run's device is settled: `cluster_gpus`.
@@ -79,7 +81,8 @@ def check_placement_now(placement: Placement, *, validates: bool = False) -> Non
 
 
 def check_placement(placement: Placement, *, validates: bool = False, runs: int = 1) -> None:
-    """Check that the cluster's nodes can hold the run's workers; may wait for nodes.
+    """Check that the cluster's nodes can hold the run's workers; wait for nodes if the placement
+    says so.
 
     Args:
         validates: whether a node must hold a validation task too, beside them or after them.
@@ -94,14 +97,15 @@ def check_placement(placement: Placement, *, validates: bool = False, runs: int 
 
 
 def check_ready(placement: Placement, *, validates: bool = False) -> None:
-    """Check the placement when the data is ready, and the GPUs of nodes that joined since."""
+    """Check nodes again once the data is prepared, and the GPUs of nodes that have joined since."""
     check_placement(placement, validates=validates)
     if placement.wait_for_nodes_seconds:
         check_gpus(placement)
 
 
 def check_gpus(placement: Placement) -> None:
-    """Check that torch computes on the GPUs of all possible worker nodes; see `gpu_problems`.
+    """Check that torch computes correctly on the GPUs of all nodes that can hold workers; see
+    `gpu_problems`.
 
     Raises:
         PlacementError: what is wrong with which nodes, and what to do.
@@ -121,19 +125,25 @@ def _request_nodes(bundles: list[dict[str, float]]) -> None:
 
 
 def _one_worker(placement: Placement | EvaluationPlacement) -> dict[str, float]:
-    """Resources of a task that asks the node of a worker, with the named kind of GPU."""
+    """Return the resources of one worker, with its kind of GPU, so that a task runs on a node that
+    workers may use.
+    """
     resources = worker_resources(placement)
     named = getattr(placement, "gpu", None) is not None
     return resources | kind_resource(placement, _nodes()) if named else resources
 
 
 def worker_precision(placement: Placement | EvaluationPlacement) -> Precision:
-    """Number type that `auto` selects on a node with room for a worker; see `node_precision`."""
+    """Return the number type that `auto` selects on a node with room for a worker; see
+    `node_precision`.
+    """
     return node_precision("cuda" if placement.on_gpu else "cpu", _one_worker(placement))
 
 
 def worker_hardware(placement: Placement) -> dict[str, Any] | None:
-    """Get `node_hardware` of a node with room for a worker; None if no node answered in time."""
+    """Describe the hardware of a node with room for a worker (`node_hardware`); None if no node
+    answered in time.
+    """
     wanted = _one_worker(placement)
     task = remote_with(wanted, node_hardware)
     found = task.remote()
@@ -158,7 +168,8 @@ def train_on_ray(
     metrics_place: str | None = None,
     validation: Validation | None = None,
 ) -> None:
-    """Train until the job's weights are in storage; a finished job is skipped.
+    """Train with Ray Train until the job's weights are in storage; do nothing if they are there
+    already.
 
     Args:
         folder: the stage's folder in storage, for Ray Train's checkpoints.
@@ -188,7 +199,7 @@ def train_on_ray(
 def _trainer(
     job: Job, folder: str, metrics_log: Path, offset: int, metrics_place: str | None
 ) -> tuple[StoppableTrainer, Any]:
-    """Trainer of the job's workers, and the actor that receives their metrics."""
+    """Make the Ray Train trainer of the job, and the actor that receives its metrics."""
     placement = job.placement
     _wait_for_workers(placement)
     # A worker that is stopped answers nobody: Train's controller sees what the others raised when
@@ -252,7 +263,7 @@ def _fit(trainer: StoppableTrainer, sink: Any, job: Job, folder: str, metrics_lo
 
 
 def _train_to_the_end(trainer: StoppableTrainer, job: Job, checkpoints: str) -> None:
-    """Run the trainer to its end, restarting Train's controller if it dies.
+    """Run the trainer to its end; restart Ray Train's controller if it dies.
 
     Train starts workers again by itself, but nobody its controller, with which the workers go.
     """
@@ -281,7 +292,9 @@ def _train_to_the_end(trainer: StoppableTrainer, job: Job, checkpoints: str) -> 
 
 
 def _hang(sink: Any) -> str:
-    """Workers that did not arrive, if workers reported a hang."""
+    """Describe the workers that wait and the workers they wait for, if any reported a hang; else
+    return an empty text.
+    """
     try:
         return str(ray.get(sink.hang.remote(), timeout=_ANSWER_SECONDS))
     except ray.exceptions.RayError:
@@ -289,7 +302,7 @@ def _hang(sink: Any) -> str:
 
 
 def _wait_for_workers(placement: Placement) -> None:
-    """Wait for nodes lost during data preparation, as long as at the start.
+    """Set Ray Train's waiting time for nodes that were lost during data preparation.
 
     An elastic run waits before it starts workers; then their places are free or never will be.
     """
@@ -300,7 +313,7 @@ def _wait_for_workers(placement: Placement) -> None:
 
 def _fetch(job: Job) -> None:
     """Download pretrained models and teachers' vectors to each node that can hold a worker, before
-    workers wait there.
+    the workers start.
 
     A node that fetched them in its worker could outlast the time limit of the others' collective.
     """
@@ -328,7 +341,7 @@ def _fetch_here(job: Job) -> None:
 def export_on_ray(
     export: Callable[..., None], run: NamedRun, weights: str | None, folder: str
 ) -> None:
-    """Call `export(run, weights, folder)`, which writes a model to storage, as a Ray task.
+    """Run `export(run, weights, folder)`, which writes a model to storage, in a Ray task.
 
     A task on any node writes it, because it needs memory for the whole model.
 
@@ -349,7 +362,9 @@ def export_on_ray(
 
 
 def _wait_for(tasks: list[Any], what: str, advice: str) -> None:
-    """Wait for tasks; their errors are unwrapped, a lost task raises WorkerError."""
+    """Wait for Ray tasks; raise their own errors without Ray's wrapper, and WorkerError if a task
+    was lost.
+    """
     try:
         with doing(what):
             ray.get(tasks)

@@ -1,4 +1,4 @@
-"""Parameter groups and the optimiser; learning rates are set before each step."""
+"""Parameter groups and the optimiser; the learning rates are set before each step."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class GroupKey:
 
 
 def trained_parameters(module: nn.Module | None) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters of a model or of a loss that are trained, by their names in checkpoints."""
+    """Yield the trained parameters of a model or loss, with their names in checkpoints."""
     if module is not None:
         prefix = PREFIX if isinstance(module, LossParameters) else ""
         yield from ((prefix + name, p) for name, p in module.named_parameters() if p.requires_grad)
@@ -45,8 +45,8 @@ def trained_parameters(module: nn.Module | None) -> Iterator[tuple[str, nn.Param
 def parameter_groups(
     model: TrainableModel, loss: LossParameters | None, config: OptimizerConfig
 ) -> list[dict[str, Any]]:
-    """Make groups of parameters that share optimiser settings; `peak` is the peak learning rate and
-    `states` the names of the states.
+    """Group parameters that share optimiser settings; in each group `peak` is the peak learning
+    rate and `states` names the optimiser's states.
 
     Vectors (biases, norms) are not decayed, nor are parameters of a loss. Experts that are shared
     out among workers have groups of their own, which say so in DeepSpeed's words.
@@ -114,7 +114,7 @@ def _peak(part: str, config: OptimizerConfig) -> float:
 
 
 def _check_rates(parts: Collection[str], config: OptimizerConfig) -> None:
-    """Raise if a learning rate is set for which the model has no parameters."""
+    """Raise if a learning rate is set for parameters that the model does not have."""
     if config.pooling_learning_rate is not None and "fresh" not in parts:
         raise ConfigError(
             f"optimizer.pooling_learning_rate={config.pooling_learning_rate} has no effect: no "
@@ -130,7 +130,9 @@ def _check_rates(parts: Collection[str], config: OptimizerConfig) -> None:
 
 
 def _rates(names: list[str], config: OptimizerConfig) -> dict[str, float]:
-    """Learning rates of the parameters that `rates` names by a pattern."""
+    """Return the learning rate of each parameter that matches a name pattern in
+    `optimizer.rates`.
+    """
     found: dict[str, str] = {}
     for pattern in config.rates:
         matching = [name for name in names if fnmatchcase(name, pattern)]
@@ -149,7 +151,7 @@ def _rates(names: list[str], config: OptimizerConfig) -> dict[str, float]:
 
 
 def learning_rate_factor(step: int, loop_config: TrainLoopConfig) -> float:
-    """Fraction of the peak learning rate at a step, counted from 0.
+    """Return the fraction of the peak learning rate at a step, counted from 0.
 
     Linear warm-up from 1/warmup_steps to 1, then the schedule, which would reach zero one
     step after the last, or at `decay_steps`.

@@ -1,4 +1,4 @@
-"""Progress of a stage in the driver's log, from the run's metrics log."""
+"""Log the progress of a stage in the driver, which reads it from the run's metrics log."""
 
 import logging
 from contextlib import ExitStack
@@ -41,7 +41,7 @@ class Progress:
         self._doing.close()
 
     def _records(self) -> list[StepRecord]:
-        """Steps of this submission."""
+        """Return the stage's logged steps since this run was submitted."""
         mine = [r for r in self._log.records() if r["stage"] == self._stage.name]
         return [record for record in mine if record["time"] > self._since]
 
@@ -55,7 +55,7 @@ class Progress:
         self._seen, self._workers = record["time"], workers
 
     def _text(self) -> str:
-        """Text that names the last finished step, or says that none has finished yet."""
+        """Describe the last finished step, or say that none has finished yet."""
         mine, stage = self._records(), self._stage
         if not mine:
             return f"stage {stage.name}: no step yet"

@@ -1,4 +1,4 @@
-"""Train function that Ray Train runs in each worker, and the workers' environment variables.
+"""Function that Ray Train runs in each worker, and the workers' environment variables.
 
 Workers import this and not the driver's side: each of them waits for its imports.
 """
@@ -60,7 +60,9 @@ of some 0.3 GB each."""
 
 
 def worker_environment(placement: Placement) -> dict[str, str]:
-    """Environment variables of the training workers, except for those that the user has set."""
+    """Return the environment variables of the training workers, except for those that the user has
+    set.
+    """
     values = {
         "OMP_NUM_THREADS": str(placement.threads),
         "TOKENIZERS_PARALLELISM": "false",
@@ -134,7 +136,9 @@ def _train(job: Job, sink: Any, offset: int, memory: str) -> None:
 
 
 def _nccl_log(placement: Placement) -> list[Callback]:
-    """Callback of worker 0 that says how NCCL sends, where workers are on several nodes."""
+    """Make worker 0's callback that logs which network NCCL uses, if workers are on several
+    nodes.
+    """
     if not placement.on_gpu or rank():
         return []
     context = ray.train.get_context()
@@ -146,7 +150,7 @@ def _nccl_log(placement: Placement) -> list[Callback]:
 
 
 class TrainReport(Callback):
-    """Reports steps to the driver's actor, and checkpoints with the mean loss to Ray Train, in a
+    """Sends each step's metrics to the driver's actor, and each checkpoint to Ray Train from a
     background thread.
 
     Ray Train's own uploads beside a training end it from within, with a traceback of every worker;
@@ -170,7 +174,7 @@ class TrainReport(Callback):
             self._pending.append(self._sink.append.remote(record, self._offset))
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
-        """Start handing this worker's part to Ray Train, which stores it."""
+        """Start handing this worker's part of the checkpoint to Ray Train, which stores it."""
         pending, metrics = self._pending, {"step": step, "loss": mean_of_finite(self._losses)}
         self._pending, self._losses = [], []
         self._uploads.start(step, folder, lambda part: self._store(step, part, metrics, pending))
@@ -193,7 +197,8 @@ class TrainReport(Callback):
 
 
 def _must_stop(sink: Any) -> bool:
-    """Whether this worker knows that training must end: its node goes, or the run is stopped.
+    """Whether training must end now, because this worker's node will be removed or the run is
+    stopped.
 
     Of a stop the first worker asks the actor, others never do.
     """
@@ -208,7 +213,7 @@ def _must_stop(sink: Any) -> bool:
 
 
 def _not_kept(step: int, error: OSError) -> StorageError:
-    """Error for the user when a step's checkpoint could not be stored."""
+    """Make the error for a checkpoint that could not be stored."""
     if is_full(error):
         return StorageFullError(
             f"the checkpoint of step {step} does not fit into storage: {error}. Make room there, "
@@ -246,7 +251,8 @@ def log_nccl(folder: str) -> Path | None:
 
 
 def networks_in(text: str) -> list[str]:
-    """Extract the networks that NCCL's log names (`Socket`, `IB`, `AWS Libfabric`).
+    """Extract the networks that NCCL's log names, such as `Socket`, `IB` or `AWS
+    Libfabric`.
 
     Those of channels between workers, else the one that it chose; empty where the log has neither.
     """
@@ -254,7 +260,8 @@ def networks_in(text: str) -> list[str]:
 
 
 class TransportLog(Callback):
-    """Logs after the first step which network the workers used for reductions; warns of TCP.
+    """Logs after the first step which network NCCL uses between the workers; warns if it is
+    TCP.
 
     Args:
         file: that NCCL writes to.
@@ -267,7 +274,7 @@ class TransportLog(Callback):
         self._is_done = False
 
     def on_step_end(self, record: StepRecord) -> None:
-        """Read NCCL's file once."""
+        """Read NCCL's log file once, after the first step."""
         if self._is_done:
             return
         self._is_done = True

@@ -1,4 +1,4 @@
-"""Training of one stage on one worker: any objective, with callbacks. Knows no Ray.
+"""Train one stage on one worker, with any objective and with callbacks. Knows no Ray.
 
 Every worker makes a `StageTrainer` of the same settings and calls `fit`; all of them step together.
 """
@@ -62,7 +62,7 @@ class Engine(StatefulEngine, Protocol):
 
     @property
     def forward(self) -> nn.Module:
-        """Module to call for forward passes."""
+        """The module to call for forward passes."""
         ...
 
     def backward(self, loss: Tensor, last: bool) -> None:
@@ -105,7 +105,9 @@ class Callback:
         return False
 
     def should_save(self, step: int) -> bool:
-        """Return whether to make an extra checkpoint after a step that has none scheduled."""
+        """Return whether to make an extra checkpoint after this step, which has no
+        scheduled one.
+        """
         return False
 
     def before_checkpoint(self) -> None:
@@ -125,7 +127,7 @@ class Callback:
 
 
 class StageTrainer:
-    """Trains one stage on this worker.
+    """Trains one stage on this worker: batches, steps, checkpoints and callbacks.
 
     Args:
         stage: steps, checkpoints and optimiser.
@@ -234,11 +236,13 @@ class StageTrainer:
         return engine
 
     def close(self) -> None:
-        """Release what `fit` trained with, for a process that continues with other work."""
+        """Release the engines that `fit` used, so that the process can continue with other work."""
         self._engines.close()
 
     def _state_errors(self, model: EmbeddingModel) -> StateErrors | None:
-        """What compares the model's hidden states with a teacher's; None without a teacher."""
+        """Load the teacher of hidden states, and make the object that compares the model with it;
+        None without a teacher.
+        """
         teacher = self.objective.teacher(model, self.stage, self._dtype)
         if teacher is None:
             return None

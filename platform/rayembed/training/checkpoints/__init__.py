@@ -1,1 +1,1 @@
-"""Checkpoints, weights and exports of a stage."""
+"""Checkpoints of a stage, its trained weights, and the model exported from them."""

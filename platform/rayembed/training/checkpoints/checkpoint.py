@@ -1,4 +1,5 @@
-"""Checkpoints of a stage: full optimiser states, random state, position.
+"""Checkpoints of a stage: full optimiser states, random state, and the number of finished
+steps.
 
 Headers hold a digest of each tensor, which is compared when it is read.
 
@@ -46,7 +47,9 @@ _DIGESTS = "digests"
 
 @dataclass(frozen=True)
 class Position:
-    """Position within a stage, with the run and plan that it belongs to."""
+    """How far a checkpoint is: its stage and step, with the run, plan and number of workers that it
+    belongs to.
+    """
 
     stage: str
     step: int
@@ -58,21 +61,21 @@ class Position:
     """Number of completed steps that changed no weights."""
 
     def at(self, step: int, dropped_steps: int = 0) -> "Position":
-        """The same position after `step` steps."""
+        """Return the same position with another step."""
         return replace(self, step=step, dropped_steps=dropped_steps)
 
 
 class StatefulEngine(Protocol):
-    """Engine methods that a checkpoint needs."""
+    """Protocol of the engine methods that checkpoints need."""
 
     def written_states(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Full states by name that this worker writes, one at a time; a collective. Each state is
-        written by one worker.
+        """Yield name and full state of each parameter that this worker writes; all workers must
+        call it together. Each state is written by one worker.
         """
         ...
 
     def restore_optimizer_state(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Load this worker's share of full states."""
+        """Load this worker's share of the saved full states."""
         ...
 
 
@@ -102,7 +105,8 @@ def save_checkpoint(folder: Path, engine: StatefulEngine, position: Position) ->
 
 @contextmanager
 def checkpoint_on_disk(folder: str) -> Iterator[Path]:
-    """Fetch a checkpoint from storage to this machine's disk.
+    """Download a checkpoint from storage to a temporary folder, or yield its own folder if it is
+    local.
 
     Raises:
         ArtifactError: there is none.
@@ -122,7 +126,8 @@ _CAUSES = {"plan_fingerprint": " settings and data"}
 
 
 def find_damage(folder: str) -> str | None:
-    """Describe what a checkpoint in storage lacks; None if it is complete.
+    """Describe the missing or broken part of a checkpoint in storage; None if it is
+    complete.
 
     It has all files of all its workers, each as long as it must be and of the same step.
 
@@ -179,7 +184,8 @@ class Checkpoint:
         return _Read({name: f"{name}{_SEPARATOR}weight" for name in of_model}, self._tensors)
 
     def restore(self, engine: StatefulEngine) -> None:
-        """Restore optimiser and random state; the engine's model must have `weights` already.
+        """Restore the states of the optimiser and random numbers; the engine's model must have been
+        built with `weights`.
 
         With as many workers as before the random numbers go on where they were. Other ones get
         numbers of their own, which differ between the steps at which a run may have stopped.
@@ -204,7 +210,9 @@ class Checkpoint:
 
 
 class _Read(Mapping[str, Tensor]):
-    """Lazily read tensors of files under other names."""
+    """Mapping that reads tensors lazily from a checkpoint's files, under other names, and checks
+    their digests.
+    """
 
     def __init__(self, keys: dict[str, str], places: Mapping[str, tuple[Path, str]]) -> None:
         self._keys, self._places = keys, places
@@ -230,7 +238,7 @@ class _Read(Mapping[str, Tensor]):
 
 
 def read_position(folder: str) -> Position:
-    """Read a checkpoint's position: the step at which it was made.
+    """Read the step at which a checkpoint was made, with its run and plan.
 
     Raises:
         ArtifactError: it is not whole.
@@ -242,7 +250,7 @@ def read_position(folder: str) -> Position:
 
 
 def _open_tensors(folder: Path, workers: int) -> dict[str, tuple[Path, str]]:
-    """Tensor name → its file in a checkpoint, and its digest."""
+    """Map each tensor name to the checkpoint file that contains it, and to its digest."""
     found: dict[str, tuple[Path, str]] = {}
     for worker in range(workers):
         found |= _tensors_in(folder / _state_file(worker))
@@ -256,7 +264,8 @@ def _tensors_in(path: Path) -> dict[str, tuple[Path, str]]:
 
 
 def _stamp(position: Position) -> dict[str, str]:
-    """Identity written into all files of a checkpoint.
+    """Return step and number of workers, which are written into all files of a checkpoint to show
+    that they belong together.
 
     Workers that are killed may leave files of a step which fewer or more workers then write again.
     """
@@ -272,10 +281,12 @@ def _random_file(worker: int) -> str:
 
 
 def seed_worker(seed: int, number: int) -> None:
-    """Seed dropout, differently for each stage and worker."""
+    """Seed the random numbers of dropout, differently for each stage and worker."""
     torch.manual_seed((seed * 1_000_003 + number) * 4096 + rank())
 
 
 def expected_position(stage: str, run_fingerprint: str, plan_fingerprint: str) -> Position:
-    """Position that a checkpoint of this run must have, except for its step."""
+    """Return the position that this run's checkpoints must have; the step in it is a
+    placeholder.
+    """
     return Position(stage, 0, run_fingerprint, plan_fingerprint, world_size())

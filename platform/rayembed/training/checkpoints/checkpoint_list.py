@@ -1,4 +1,4 @@
-"""Repair of Ray Train's list of a stage's checkpoints, before Train reads it.
+"""Repair the list that Ray Train keeps of a stage's checkpoints, before Ray Train reads it.
 
 Train trusts its list. It goes on from the newest listed checkpoint, damaged or not, and does not
 start at all when a listed one is gone or the list itself was cut off, as a full disk leaves it.
@@ -38,13 +38,15 @@ _PREFIX = "step-"
 
 
 def checkpoint_name(step: int) -> str:
-    """Folder name of the checkpoint after a number of steps; names sort as steps do."""
+    """Return the folder name of the checkpoint after a number of steps; names sort in the order of
+    steps.
+    """
     return f"{_PREFIX}{step:07d}"
 
 
 def repair_checkpoint_list(folder: str) -> bool:
-    """Repair Train's list so that it names all complete checkpoints; return whether listed ones
-    were damaged.
+    """Make Ray Train's list name exactly the complete checkpoints, and remove the others; return
+    whether listed ones were damaged.
 
     Afterwards the folder holds whole checkpoints alone, and the list names all of them: also those
     that were whole when Train was killed, before it could list them. What else a killed worker left
@@ -79,7 +81,8 @@ def repair_checkpoint_list(folder: str) -> bool:
 
 
 def list_newest(folder: str, keep: int) -> None:
-    """List the newest complete checkpoints for Train, and remove the others.
+    """Write the newest `keep` complete checkpoints to Ray Train's list, and remove all
+    others.
 
     Args:
         folder: as in `repair_checkpoint_list`.
@@ -119,12 +122,14 @@ def remove_states(run: NamedRun, run_folder: str) -> None:
 
 
 def listed_checkpoints(folder: str) -> list[str]:
-    """Sorted names of the listed checkpoints; none if the list is missing or unreadable."""
+    """Return the sorted names of the listed checkpoints; empty if the list is missing or
+    unreadable.
+    """
     return sorted(_read(folder, any_version=True) or ())
 
 
 def newest_step(stage_folder: str) -> int:
-    """Step of a stage's newest checkpoint; 0 if there is none."""
+    """Return the step of a stage's newest checkpoint; 0 if it has no checkpoint."""
     names = listed_checkpoints(join(stage_folder, CHECKPOINTS))
     return int(names[-1].removeprefix(_PREFIX)) if names else 0
 
@@ -138,13 +143,15 @@ def _warn_of(damages: Mapping[str, str], whole: Sequence[str]) -> None:
 
 
 def _checkpoints(folder: str) -> list[str]:
-    """Names of all checkpoint folders, complete or not, by step."""
+    """Return the names of all checkpoint folders, complete or not, in the order of steps."""
     tops = {path.partition("/")[0] for path in list_files(folder, recursive=True)}
     return sorted(top for top in tops if re.fullmatch(rf"{_PREFIX}\d+", top))
 
 
 def _read(folder: str, *, any_version: bool = False) -> list[str] | None:
-    """Names in Train's list; None if it is unreadable or of another version than Ray has here."""
+    """Return the names in Ray Train's list; None if it is unreadable or was written by another
+    version of Ray.
+    """
     path = join(folder, LIST_FILE)
     if not exists(path):
         return None
@@ -169,7 +176,7 @@ def _write(folder: str, names: Sequence[str]) -> None:
 
 
 def _new_list(names: Sequence[str]) -> dict[str, Any]:
-    """A checkpoint list in the format of Ray 2.60, newest last."""
+    """Make the content of a checkpoint list in the format of Ray 2.60, newest checkpoint last."""
     results = [
         {
             "version": 0,

@@ -1,4 +1,4 @@
-"""Export of a stage's model as one storage folder, with a record of its inputs."""
+"""Export a stage's model to a folder in storage, with a record of its inputs."""
 
 import json
 import tempfile
@@ -56,7 +56,7 @@ def export(run: Run, weights: str | None, folder: str) -> None:
 
 
 def upload_model(folder: str, made_of: bytes, save: Callable[[Path], None]) -> None:
-    """Upload what `save` writes into a local folder to a storage folder.
+    """Let `save` write a model into a local folder, and upload it to a folder in storage.
 
     One that is there whole, made of the same, stays; another is replaced.
 

@@ -1,4 +1,5 @@
-"""Optimiser states of ZeRO 1 and 2, each gathered on the worker that holds most of it.
+"""Gather each parameter's optimiser state (ZeRO 1 and 2) on the worker that holds most of it, to be
+saved there.
 
 DeepSpeed's own getters all-reduce every state of every parameter in fp32, zeros for the most part.
 """
@@ -17,7 +18,8 @@ from rayembed.optim.orthogonal import Fragment
 def states_by_owner(
     trained: Sequence[tuple[str, nn.Parameter]], names: Mapping[nn.Parameter, Sequence[str]]
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield full fp32 states that this worker writes, by parameter; a collective.
+    """Yield name and full fp32 state of each parameter that this worker writes; all workers must
+    call it together.
 
     The worker whose partition holds most of a parameter writes it, of equals the first one. A
     parameter that lies in one partition is not sent at all.
@@ -45,7 +47,7 @@ def states_by_owner(
 
 
 def _parts(parameters: Sequence[nn.Parameter]) -> list[list[int]]:
-    """Number of elements of each parameter in each worker's partition."""
+    """Count the elements of each parameter in each worker's partition."""
     device = parameters[0].device if parameters else "cpu"
     mine = torch.tensor([_held(p) for p in parameters], dtype=torch.int64, device=device)
     found: list[list[int]] = gather(mine.unsqueeze(0)).T.tolist()
@@ -58,8 +60,8 @@ def _held(parameter: nn.Parameter) -> int:
 
 
 def _own_fragment(parameter: nn.Parameter, key: str | None) -> Tensor | None:
-    """Part of a state in this worker's partition, flat; None: it has none. Without a key of the
-    weight.
+    """Return this worker's part of a parameter's state, flat; None if none of it is in this
+    worker's partition. Without a key of the weight.
     """
     note = parameter._hp_mapping  # type: ignore[attr-defined] # set by DeepSpeed
     if note is None:
@@ -69,7 +71,7 @@ def _own_fragment(parameter: nn.Parameter, key: str | None) -> Tensor | None:
 
 
 def _in_place(parameter: nn.Parameter, own: Tensor | None) -> Tensor:
-    """The part at its place in a flat state, zeros elsewhere."""
+    """Copy this worker's part to its offset in a full-size flat tensor of zeros."""
     whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
     if own is not None:
         start = parameter._hp_mapping.lp_fragment_address.start  # type: ignore[attr-defined]
@@ -78,7 +80,8 @@ def _in_place(parameter: nn.Parameter, own: Tensor | None) -> Tensor:
 
 
 def fragments(optimizer: Any) -> dict[Tensor, list[Fragment]]:
-    """Map each parameter group to the fragments that lie in this worker's partition (ZeRO 1 and 2).
+    """Map each flat parameter group to the parts of parameters that are in this worker's partition
+    (ZeRO 1 and 2).
 
     Args:
         optimizer: DeepSpeed's own.
@@ -91,7 +94,7 @@ def fragments(optimizer: Any) -> dict[Tensor, list[Fragment]]:
 
 
 def _fragment(parameter: Any) -> Fragment:
-    """The part of a parameter that lies in this worker's partition, by DeepSpeed's own note."""
+    """Read from DeepSpeed's mapping which part of a parameter is in this worker's partition."""
     part = parameter._hp_mapping
     of_parameter, of_partition = part.lp_fragment_address, part.hp_fragment_address
     return Fragment(

@@ -1,4 +1,4 @@
-"""Background uploads of checkpoints while training continues. Knows no Ray."""
+"""Upload checkpoints in the background while training continues. Knows no Ray."""
 
 import logging
 import shutil
@@ -84,7 +84,9 @@ class Uploads(Callback):
         self.wait()
 
     def on_train_end(self) -> None:
-        """Wait for the last upload: a stage ends when its weights are in storage."""
+        """Wait for the last upload, because a stage ends only when its checkpoints are in
+        storage.
+        """
         self.wait()
 
     def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""Trained weights of a stage as one safetensors file in storage, with a record of their inputs."""
+"""Store a stage's trained weights as one safetensors file, with a record of their inputs."""
 
 import json
 from collections.abc import Mapping
@@ -23,7 +23,8 @@ _CONTENT = "content"
 
 
 def write_weights(path: str, state: dict[str, Tensor], made_of: Mapping[str, str]) -> None:
-    """Write a file whose header holds the inputs' record and a digest of the tensors.
+    """Write weights to a file whose header contains a record of their inputs and a digest of the
+    tensors.
 
     Raises:
         ArtifactError: a weight is not finite.
@@ -35,7 +36,7 @@ def write_weights(path: str, state: dict[str, Tensor], made_of: Mapping[str, str
 
 
 def tensors_digest(state: Mapping[str, Tensor]) -> str:
-    """Digest of CPU tensors and their names, twelve hexadecimal digits."""
+    """Compute a digest of CPU tensors and their names: twelve hexadecimal digits."""
     digest = xxhash.xxh3_128()
     for name in sorted(state):
         digest.update(name.encode())
@@ -64,7 +65,7 @@ def read_made_of(path: str) -> dict[str, str]:
 
 
 def check_made_of(path: str, wanted: Mapping[str, str]) -> None:
-    """Check that the weights in storage were made from the expected inputs.
+    """Raise unless the weights in storage were made from the inputs that this run expects.
 
     Raises:
         ArtifactError: they were made of something else.
@@ -79,12 +80,13 @@ def check_made_of(path: str, wanted: Mapping[str, str]) -> None:
 
 
 def weights_digest(path: str) -> str:
-    """Digest of the tensors in a weight file, from its header; twelve hexadecimal digits."""
+    """Read the digest of a weight file's tensors from its header; twelve hexadecimal digits."""
     return read_made_of(path)[_CONTENT]
 
 
 def load_weights(run: Run, weights: str | None) -> EmbeddingModel:
-    """The run's model on the CPU with trained weights from storage, or untrained for None.
+    """Build the run's model on the CPU and load trained weights from storage; None leaves it
+    untrained.
 
     Raises:
         RayembedError: a pretrained part or the weights cannot be had or do not fit.
@@ -97,7 +99,8 @@ def load_weights(run: Run, weights: str | None) -> EmbeddingModel:
 
 
 def read_weights(path: str) -> dict[str, Tensor]:
-    """Tensors of a file written by `write_weights`, by name.
+    """Read all tensors of a file that `write_weights` wrote, by name, and check their
+    digest.
 
     Raises:
         ArtifactError: there is no such file, or it is not what was written.
@@ -125,7 +128,8 @@ _LONGEST = 100_000_000
 
 
 def read_header(path: str) -> dict[str, str]:
-    """Metadata of a file whose size matches its header; tensors are not read.
+    """Read a weight file's metadata, and check that the file has the size that its header
+    states.
 
     Raises:
         ArtifactError: there is no such file, it is none of safetensors, or it was cut off.

@@ -1,1 +1,1 @@
-"""The contrastive objective and its step."""
+"""The contrastive training objective and its step."""

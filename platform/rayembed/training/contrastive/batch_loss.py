@@ -1,4 +1,5 @@
-"""Loss of one step, from the embeddings of this worker's texts and the rows of all workers.
+"""Compute the loss of one step from this worker's embeddings and the row data of all
+workers.
 
 b rows of this worker, K negatives a row, U distinct texts of this worker, N candidates of all
 workers, D embedding width.
@@ -53,8 +54,8 @@ _SHARE_OF_MEMORY, _SHARE_OF_FREE = 1 / 16, 1 / 4
 
 @dataclass(frozen=True)
 class Targets:
-    """Loss inputs of each row: indices into the worker's distinct texts, known non-negatives, and
-    the scores of a teacher or a person.
+    """Inputs of the loss for each row: indices into the worker's distinct texts, known
+    non-negatives, and scores or vectors of teachers.
     """
 
     query: Tensor
@@ -70,7 +71,9 @@ class Targets:
 
     @classmethod
     def of(cls, batch: StepBatch, device: torch.device) -> "Targets":
-        """Make the targets of a batch, moved to a device asynchronously from pinned memory."""
+        """Make the targets of a batch, and move them to a device, asynchronously from pinned
+        memory.
+        """
         tensor = torch.from_numpy
         return cls(
             tensor(batch.query),
@@ -84,7 +87,7 @@ class Targets:
         ).each(partial(moved, device=device))
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Targets":
-        """Apply a function to each tensor; the columns stay unchanged."""
+        """Apply a function to every tensor except the candidate columns."""
         made: dict[str, Any] = {
             name: change(value) for name, value in vars(self).items() if isinstance(value, Tensor)
         }
@@ -99,7 +102,8 @@ def contrastive_loss(
     stage: StageConfig,
     parameters: Mapping[str, Tensor],
 ) -> Tensor:
-    """Compute the mean loss of this worker's rows over the candidates of all workers.
+    """Compute the mean loss of this worker's rows, with the documents of all workers as
+    candidates.
 
     Summed over the widths and number types of the stage's loss, the full one in float32 first.
 
@@ -144,7 +148,9 @@ def contrastive_loss(
     spread = [View(d, "float32") for d in (width, *loss.dimensions)] if loss.spread_out else []
 
     def of_block(block: slice) -> tuple[Tensor, ...]:
-        """Loss of each of these rows in each view, and what their products sum to at each width."""
+        """Compute the rows' loss at each width and number type, and the sums of similarities that
+        the spread-out term needs.
+        """
         some = rows.each(lambda values: values[block])
         if in_batch:
             first = first_row + block.start
@@ -189,12 +195,16 @@ def contrastive_loss(
 
 
 def _by_column(documents: Tensor) -> Tensor:
-    """(b·(1 + K), D) vectors of the rows' documents (b, 1 + K, D) in the order of the columns."""
+    """Reorder the rows' documents (b, 1 + K, D) to (b·(1 + K), D): all positives, then all
+    negatives.
+    """
     return torch.cat([documents[:, 0], documents[:, 1:].flatten(0, 1)])
 
 
 def _above_positive(vectors: TeacherVectors, margin: float) -> Tensor:
-    """(b, N) bool: a teacher's cosine exceeds that of the row's positive by more than a margin."""
+    """(b, N) bool, true where a teacher rates a candidate above the row's positive by more than the
+    margin.
+    """
     positive = vectors.places_BM[:, :1]
     above = [cosines > cosines.gather(1, positive) + margin for cosines in vectors.cosines]
     # Of a margin below 0 the positive itself would be among them.
@@ -208,8 +218,8 @@ def in_row_blocks(
     cut: bool,
     device: torch.device,
 ) -> list[Tensor]:
-    """Apply a function of rows to all rows in blocks, so that memory is bounded: several blocks are
-    recomputed in the backward pass.
+    """Apply `of_block` to all rows, in blocks that fit into memory; if there are several, the
+    backward pass recomputes them.
 
     Args:
         cut: whether the rows may be computed in blocks.
@@ -237,7 +247,7 @@ def in_row_blocks(
 
 
 def pairs_that_fit(total: int, free: int) -> int:
-    """Maximum pairs of row and candidate computed at a time on a GPU.
+    """Return how many pairs of row and candidate a GPU may compute at a time.
 
     A power of two, so that it is seldom another one for what happens to be free.
 
@@ -256,7 +266,8 @@ def pairwise_loss(
     stage: StageConfig,
     parameters: Mapping[str, Tensor],
 ) -> Tensor:
-    """Compute the loss of the graded pairs of all workers; the result is the same on every worker.
+    """Compute the loss of text pairs with graded similarity over all workers; every worker gets the
+    same result.
 
     Arguments and errors as of `contrastive_loss`.
     """
@@ -300,7 +311,9 @@ def check_rows(batch: StepBatch, stage: StageConfig) -> None:
 
 
 def rows_of(batch: StepBatch, device: torch.device) -> Rows:
-    """Make the row identities from which candidate masks of a batch are computed."""
+    """Collect hashes of the rows' texts and labels, from which candidate masks of a batch are
+    computed.
+    """
     tensor = torch.from_numpy
     return Rows(
         query=tensor(batch.query_hash),
@@ -312,7 +325,7 @@ def rows_of(batch: StepBatch, device: torch.device) -> Rows:
 
 
 def gathered(rows: Rows) -> Rows:
-    """Gather the rows of all workers in rank order, in one message."""
+    """Gather the row data of all workers in rank order, in one message."""
     if world_size() == 1:
         return rows
     single = [rows.query, rows.positive, rows.label, rows.in_batch.long()]

@@ -1,4 +1,4 @@
-"""Collation of a worker's batch into micro-batches, ahead of the step.
+"""Split a worker's batch into micro-batches and collate them, before the step needs them.
 
 It needs nothing of the other workers, so that a thread makes it while the step before computes.
 """
@@ -33,8 +33,8 @@ from rayembed.training.objective import StepSettings
 def context_rows(
     num_rows: int, max_context: int | None, *, seed: int, stage: str, step: int
 ) -> np.ndarray:
-    """(n,) int64 rows of the global batch whose positives are the context, in the order of the
-    draw.
+    """Draw (n,) int64 rows of the global batch whose positives serve as context documents, in
+    random order.
 
     A draw without replacement of J of the G rows, all of them where G is smaller ("if the batch
     size exceeds the number of contextual documents, we randomly sample", arXiv 2410.02525, section
@@ -49,7 +49,7 @@ def context_rows(
 
 @dataclass(frozen=True)
 class CollatedContext:
-    """First-stage micro-batches of a worker's share of a step's context, on the CPU."""
+    """Micro-batches of this worker's share of a step's context documents, on the CPU."""
 
     micro_batches: list[dict[str, Tensor]]
     filler: dict[str, Tensor]
@@ -61,14 +61,14 @@ class CollatedContext:
 
     @property
     def num_passes(self) -> int:
-        """Number of micro-batches into which this worker's batch is split."""
+        """Number of micro-batches of context documents on this worker."""
         return len(self.micro_batches)
 
     def passes(
         self, embed: Callable[[dict[str, Tensor]], Tensor], num_passes: int, device: torch.device
     ) -> ContextPasses:
-        """First-stage passes over the share, padded to the largest number of passes of
-        any worker.
+        """Make the forward passes over the context documents, with dummy ones added up to the
+        largest number of any worker.
         """
         num_fillers = num_passes - self.num_passes
         return ContextPasses(
@@ -116,7 +116,9 @@ def collate_context(
 
 
 class Needed(NamedTuple):
-    """Number and tokens of a worker's passes; a step takes the maximum over workers."""
+    """Number of forward passes and tokens of a worker's batch; a step uses the maximum over
+    workers.
+    """
 
     passes: int
     context_passes: int
@@ -128,7 +130,7 @@ class Needed(NamedTuple):
 
 @dataclass(frozen=True)
 class CollatedStep:
-    """A batch with its micro-batches on the CPU, in pinned memory where a GPU takes them.
+    """A batch with its micro-batches on the CPU, in pinned memory if they go to a GPU.
 
     All that a device gets of it is made here, so that no copy is waited for in the step.
     """
@@ -156,14 +158,14 @@ class CollatedStep:
         return self.batch.step
 
     def filled(self, num_passes: int) -> list[dict[str, Tensor]]:
-        """The micro-batches, padded with fillers to the number of passes."""
+        """Return the micro-batches, with dummy ones added up to `num_passes`."""
         return self.micro_batches + [self.filler] * (num_passes - len(self.micro_batches))
 
 
 def collated_step(
     model: EmbeddingModel, batch: StepBatch, stage: StageConfig, settings: StepSettings
 ) -> CollatedStep:
-    """Split and collate a batch for `run_step`; may be called in another thread."""
+    """Split and collate a batch for `run_step`; another thread may call this."""
     budget, pass_cost = settings.micro_batch_tokens, settings.pass_cost_tokens
     costs = [cost(tokens) + model.added_tokens for tokens in batch.tokens]
     cuts = cut_for(model, costs, budget, pass_cost)

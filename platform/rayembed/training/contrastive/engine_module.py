@@ -1,4 +1,5 @@
-"""Module that an engine wraps: a model and the parameters of its loss.
+"""Module that a training engine wraps: a model together with the trained parameters of its
+loss.
 
 P numbers in all parameters of a loss.
 """
@@ -35,12 +36,13 @@ class LossParameters(TrainableModel):
             self.register_parameter(name, nn.Parameter(torch.zeros_like(value)))
 
     def forward(self) -> Tensor:
-        """(P,) float32 current values of all parameters."""
+        """Return the current values (P,) float32 of all parameters."""
         return self.initial + torch.cat([*self.parameters()]).float()
 
 
 def loss_parameters(loss: LossConfig, widths: Widths) -> LossParameters | None:
-    """Make a loss's parameters at their initial values; None if it has none for these widths.
+    """Create a loss's trained parameters at their initial values; None if it has none for these
+    widths.
 
     Raises:
         ConfigError: the loss cannot compare vectors of these widths.
@@ -49,27 +51,28 @@ def loss_parameters(loss: LossConfig, widths: Widths) -> LossParameters | None:
 
 
 def parameter_shapes(loss: LossConfig, widths: Widths) -> dict[str, torch.Size]:
-    """Shapes of a loss's parameters by name, in order; the parameters are not created."""
+    """Return the shapes of a loss's trained parameters by name, in order, without creating them."""
     with torch.device("meta"):
         return {name: value.shape for name, value in loss.initial_parameters(widths).items()}
 
 
 def named_values(shapes: Mapping[str, torch.Size], values: Tensor) -> dict[str, Tensor]:
-    """Split the values (P,) of `LossParameters` by name into the given shapes."""
+    """Split the flat values (P,) of `LossParameters` into tensors of the given shapes, by name."""
     parts = torch.split(values, [shape.numel() for shape in shapes.values()])
     pairs = zip(shapes.items(), parts, strict=True)
     return {name: part.view(shape) for (name, shape), part in pairs}
 
 
 def scalars_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Scalar parameters of a loss by metric name, without gradient; larger ones are left out, as
-    each step would copy them.
+    """Return a loss's scalar parameters by metric name, detached, so that each step can log
+    them.
     """
     return {f"loss_{n}": value.detach() for n, value in parameters.items() if value.numel() == 1}
 
 
 class EngineModule(nn.Module):
-    """The model and its loss's parameters behind one forward method, as engines require.
+    """The model and its loss's parameters as one module with one forward method, as engines
+    require.
 
     All go through the engine's own forward pass, which partitioned parameters need.
 

@@ -1,4 +1,5 @@
-"""Squared errors between the hidden states of a student and of a teacher that runs in the step.
+"""Distillation of hidden states: squared errors between a student's states and its teacher's,
+computed in each step.
 
 The L_kd of NV-Embed's distillation (arXiv 2405.17428, appendix A.2): the sum over layers of the
 mean squared error of their outputs.
@@ -30,8 +31,8 @@ _TEXT, _INSTRUCTION = "A word", "Find what answers it"
 
 
 class StateErrors:
-    """Student's forward pass that also returns how far its hidden states are from the teacher's, as
-    statistics.
+    """Runs the student and its teacher on a micro-batch, and adds the errors between their hidden
+    states to the statistics.
 
     A hidden state is what a layer puts out: that of the last one comes before the final norm. Layer
     i of the student is compared with layer ⌈i·T/S⌉ of the teacher, both counted from 1, so that the
@@ -46,7 +47,8 @@ class StateErrors:
         self._teacher = teacher.eval().requires_grad_(False)
 
     def __call__(self, batch: dict[str, Tensor]) -> EmbedOutput:
-        """Output for a collated micro-batch; two entries of the statistics are added.
+        """Run a collated micro-batch through the student, and add two entries to its
+        statistics.
 
         They are the sum over tokens and layers of the squared error, mean over the width, and the
         number of tokens. Padding does not count, and a text counts as in `EmbedOutput.statistics`.
@@ -70,7 +72,8 @@ class StateErrors:
 
 
 def compared_layers(student: int, teacher: int) -> list[int]:
-    """Teacher layer that each student layer is compared with, counted from 0.
+    """Return for each student layer the index (from 0) of the teacher layer that it is compared
+    with.
 
     Args:
         student: layers of the student, at most as many as the teacher's.
@@ -81,8 +84,8 @@ def compared_layers(student: int, teacher: int) -> list[int]:
 def auxiliary_loss(
     model: EmbeddingModel, statistics: Tensor, settings: HiddenStates | None
 ) -> Tensor:
-    """Compute the scalar added to the loss, from statistics of the global batch: the model's own
-    term, and the weighted mean error of hidden states over tokens.
+    """Compute the scalar added to the loss from statistics of the global batch: the model's own
+    term plus the weighted mean error of hidden states.
     """
     if settings is None:
         return model.auxiliary_loss(statistics)
@@ -94,8 +97,8 @@ def auxiliary_loss(
 def statistics_metrics(
     model: EmbeddingModel, statistics: Tensor, settings: HiddenStates | None
 ) -> dict[str, float]:
-    """Log metrics of the statistics: the model's own, and `hidden_states/error` before
-    weighting.
+    """Compute metrics for the log from the statistics: the model's own, and `hidden_states/error`
+    before weighting.
     """
     if settings is None:
         return model.statistics_metrics(statistics)
@@ -105,7 +108,7 @@ def statistics_metrics(
 
 
 def check_comparable(setting: str, student: EmbeddingModel, teacher: EmbeddingModel) -> None:
-    """Check that the hidden states of two models can be compared; the models may be on the meta
+    """Raise unless the hidden states of two models can be compared; the models may be on the meta
     device.
 
     Args:
@@ -176,7 +179,8 @@ def _why_other_ids(student: PromptTokenizer, teacher: PromptTokenizer) -> str | 
 
 @contextmanager
 def _states(model: EmbeddingModel) -> Iterator[list[Tensor]]:
-    """The list that gets the output of each layer of the model, in the order of their work.
+    """Yield a list that collects the output of each layer, in execution order, while the block
+    runs.
 
     Outside of the block nothing is kept: layers that are recomputed in the backward pass run again.
     """
@@ -195,7 +199,7 @@ def _states(model: EmbeddingModel) -> Iterator[list[Tensor]]:
 
 
 def _counts(batch: dict[str, Tensor]) -> Tensor:
-    """(N,) float32 number of times that each place counts, 0 at padding."""
+    """(N,) float32 number of times that each token position counts, 0 for padding."""
     occurrences = batch.get("occurrences")
     packed = Packed.of(batch)
     if packed is None:
@@ -208,6 +212,8 @@ def _counts(batch: dict[str, Tensor]) -> Tensor:
 
 
 def _error(own: Tensor, wanted: Tensor, counts: Tensor) -> Tensor:
-    """Sum over places of the squared error, mean over the width; states (…, H) of N places."""
+    """Sum the squared error over token positions, after a mean over the width; the states are (…,
+    H).
+    """
     errors = (own.float() - wanted.float()).square().mean(dim=-1)
     return (errors.flatten() * counts).sum()

@@ -1,4 +1,5 @@
-"""The contrastive objective and its step: tokens → embeddings → candidates → loss → gradients.
+"""The contrastive training objective: one step computes embeddings, candidates, loss and
+gradients.
 
 b rows of this worker, K negatives a row, U distinct texts of this worker, D embedding width.
 """
@@ -77,7 +78,7 @@ def run_step(
     stage: StageConfig,
     settings: StepSettings,
 ) -> StepReport:
-    """Accumulate the gradients of the stage's loss for one step in the model's parameters.
+    """Compute one step's loss, and accumulate its gradients in the model's parameters.
 
     Args:
         model: says how tokens are collated and whether there are a context and an auxiliary loss.
@@ -174,8 +175,8 @@ def stage_tokenizer(stage: StageConfig, tokenizer: Tokenizer) -> Tokenizer:
 
 
 class EmbeddingObjective(Objective):
-    """Contrastive objective: queries near their positives, far from other candidates; the stage
-    chooses the loss.
+    """Contrastive objective: moves queries close to their positives and away from other candidates;
+    the stage chooses the loss.
     """
 
     trace = "--trace-batch"
@@ -197,7 +198,7 @@ class EmbeddingObjective(Objective):
     def teacher(
         self, model: EmbeddingModel, stage: StageConfig, dtype: str
     ) -> EmbeddingModel | None:
-        """The teacher whose hidden states the stage's model learns."""
+        """Load the teacher whose hidden states the student learns; None if the stage sets none."""
         if stage.hidden_states is None:
             return None
         reference = stage.hidden_states.teacher
@@ -213,7 +214,7 @@ class EmbeddingObjective(Objective):
         return PairSteps(plan, tokenizer, rank(), world_size())
 
     def source(self, plan: BatchPlan, step: int) -> str:
-        """Describe the data sets of a step's batch."""
+        """Name the data sets that a step's batch comes from, for messages."""
         names = sorted({pair.dataset for pair in plan.read_pairs(step)})
         return f"the data sets {', '.join(names)}" if len(names) > 1 else f"the data set {names[0]}"
 
@@ -224,7 +225,8 @@ CONTRASTIVE = EmbeddingObjective()
 def _of_all_workers(
     ready: CollatedStep, everyone: Rows | None, device: torch.device
 ) -> tuple[Needed, int]:
-    """What the worker with the most needs, and the number of columns that `Columns.of` takes.
+    """Return the largest numbers of passes and tokens of any worker, and the number of repeated
+    candidates, which `Columns.of` needs.
 
     One worker knows them; several are told by their devices, at once.
 
@@ -243,7 +245,7 @@ def _of_all_workers(
 def _keeps_graphs(
     setting: bool | GraphRoom, passes: Passes, tokens: Tokens, *, several: bool
 ) -> bool:
-    """Whether the graphs of a step are kept; else GradCache is used.
+    """Whether to keep the autograd graphs of all passes; if not, GradCache recomputes them.
 
     Args:
         several: whether GradCache would keep less than one graph.

@@ -1,1 +1,1 @@
-"""Handling of hung, failed and removed workers."""
+"""Handling of workers that hang, fail or lose their node."""

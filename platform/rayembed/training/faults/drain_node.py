@@ -1,5 +1,5 @@
 """Command that drains this Ray node before its machine is removed, so that training makes a
-checkpoint.
+checkpoint first.
 
     python -m rayembed.training.faults.drain_node --seconds 110
 
@@ -24,7 +24,7 @@ _DRAIN_SECONDS = 30.0
 
 
 def drain_node(seconds: int, proc: Path = PROC) -> int:
-    """Drain this node; return exit code 0, or 1 if Ray did not accept.
+    """Drain this node; return exit code 0, or 1 if Ray rejected it.
 
     Args:
         seconds: until the machine goes.
@@ -41,14 +41,12 @@ def drain_node(seconds: int, proc: Path = PROC) -> int:
 
 
 def trains(proc: Path = PROC) -> bool:
-    """Whether one of the processes is a training worker."""
+    """Whether any of the processes is a training worker."""
     return any(command[0].startswith("ray::RayTrainWorker") for command in _commands(proc))
 
 
 def drain(seconds: int, proc: Path = PROC) -> bool:
-    """Ask Ray to drain this machine's node with a deadline in seconds; return whether
-    it accepted.
-    """
+    """Make Ray drain this machine's node within the given seconds; return whether Ray accepted."""
     raylets = [_options(command) for command in _commands(proc) if _is_raylet(command)]
     if not raylets:
         sys.stderr.write("no raylet runs here, so there is no node to announce the end of\n")
@@ -67,7 +65,7 @@ def drain(seconds: int, proc: Path = PROC) -> bool:
 
 
 def _commands(proc: Path) -> Iterator[list[str]]:
-    """Command-line arguments of each process that has any."""
+    """Yield the command line of each process of this machine."""
     for folder in proc.iterdir():
         if folder.name.isdecimal():
             try:

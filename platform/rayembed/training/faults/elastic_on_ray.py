@@ -47,18 +47,20 @@ _SAVE_POLL_SECONDS = 0.2
 
 
 def free_nodes() -> list[Node]:
-    """Free resources of each live node that is not draining."""
+    """Return the unused resources of each live node that is not draining."""
     found, leaving = ray._private.state.available_resources_per_node(), leaving_nodes()
     return [dict(resources) for node, resources in found.items() if node not in leaving]
 
 
 def leaving_nodes() -> set[str]:
-    """Ids of draining nodes, on which no new work starts."""
+    """Return the ids of draining nodes, on which Ray starts no new work."""
     return set(ray._private.state.state.get_draining_nodes())
 
 
 class StoppableTrainer(TorchTrainer):  # type: ignore[misc]  # Ray is not typed
-    """Ray Train trainer that leaves SIGINT to its caller."""
+    """Ray Train trainer that does not handle Ctrl-C (SIGINT) itself, so that its caller can make a
+    checkpoint first.
+    """
 
     _controller: Any = None
 
@@ -66,13 +68,15 @@ class StoppableTrainer(TorchTrainer):  # type: ignore[misc]  # Ray is not typed
         self._controller = controller
 
     def end(self) -> None:
-        """End the controller and its workers; do nothing if it has ended."""
+        """Kill Ray Train's controller, which ends its workers; do nothing if it has ended
+        already.
+        """
         if self._controller is not None:
             ray.kill(self._controller)
 
 
 def end_with_checkpoint(trainer: StoppableTrainer, sink: Any, stage: str) -> None:
-    """End the workers, after a checkpoint if they can make one in time.
+    """Make the workers write a checkpoint, if they can in time, and end them.
 
     Args:
         sink: the `MetricsSink` actor.
@@ -104,7 +108,7 @@ def _await_checkpoint(sink: Any, stage: str) -> None:
 
 
 class ElasticTrainer(StoppableTrainer):
-    """Ray Train trainer whose number of workers is decided by `ElasticPolicy`."""
+    """Ray Train trainer whose number of workers `ElasticPolicy` chooses while it runs."""
 
     def __init__(self, train: Callable[..., None], *, job: Job, **settings: Any) -> None:
         super().__init__(train, **settings)
@@ -118,7 +122,8 @@ class ElasticTrainer(StoppableTrainer):
 
 
 class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray is not typed
-    """Variant of Ray Train's elastic scaling policy.
+    """Variant of Ray Train's elastic scaling policy: adds workers only after a checkpoint, and
+    gives up after repeated failed starts.
 
     - Of the numbers of workers only those are taken that share a global batch equally.
     - More workers are taken just after a checkpoint, so that hardly a step is done twice.
@@ -150,7 +155,7 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray is not t
     def make_decision_for_running_worker_group(
         self, worker_group_state: Any, worker_group_status: Any
     ) -> Any:
-        """Add workers after a checkpoint if there are resources for them."""
+        """Add workers if resources for more are free and a checkpoint was just made."""
         self._held = worker_group_state.num_workers
         if not self._has_saved(worker_group_state, worker_group_status):
             self._maybe_send_resource_request()
@@ -162,7 +167,7 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray is not t
         return decision if grows else NoopDecision()
 
     def make_decision_for_non_running_worker_group(self) -> Any:
-        """Start as many workers as there are resources for, or wait.
+        """Start as many workers as free resources allow, or wait for nodes.
 
         Raises:
             ControllerError: there was none for too long.
@@ -180,7 +185,7 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray is not t
         return decision
 
     def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
-        """Count consecutive failed starts."""
+        """Count how many times in a row starting the workers failed."""
         if isinstance(current_state, RunningState):
             self._failed_starts = 0
         elif isinstance(current_state, ReschedulingState):
@@ -195,8 +200,8 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray is not t
         return most_workers(self._numbers, room)
 
     def _get_reserved_resources(self) -> dict[str, Node] | None:
-        """Resources that Ray's coordinator currently grants this run on each node; None without an
-        answer.
+        """Return the resources that Ray's autoscaling coordinator has reserved for this run on each
+        node; None if it does not answer.
         """
         asked = self._autoscaling_coordinator.get_reserved_resources.remote(
             self._requester_id, recompute=True
@@ -209,7 +214,9 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray is not t
         return answer
 
     def _has_saved(self, group: Any, status: Any) -> bool:
-        """Whether the last worker has just reported a checkpoint and steps are left."""
+        """Whether all workers have now reported a further checkpoint, and the stage has
+        steps left.
+        """
         if group.start_time != self._group:
             self._group, self._reports = group.start_time, [0] * group.num_workers
         before = min(self._reports)

@@ -1,4 +1,4 @@
-"""Ray Train's retries after a failure, and the rayembed error that ends a run."""
+"""How Ray Train reacts to failed workers: when it retries, and which error ends a run."""
 
 import logging
 import re
@@ -54,7 +54,7 @@ AGAIN = "Submit the run again under the same name to go on from its last checkpo
 
 
 def failure_config(placement: Placement) -> Any:
-    """Ray Train's retry limits; elastic runs count failures themselves (`LostNodes`,
+    """Make Ray Train's retry limits; elastic runs count failures themselves (`LostNodes`,
     `ElasticPolicy`).
 
     Nodes that are taken away with notice never count.
@@ -69,7 +69,7 @@ def failure_config(placement: Placement) -> Any:
 
 
 def failure_callbacks(job: Job) -> list[Any]:
-    """Callbacks to which Ray Train reports failures before it decides on a retry."""
+    """Make the callbacks that Ray Train calls on a failure, before it decides on a retry."""
     if job.placement.is_elastic:
         return [OnWorkerErrors(), LostNodes(job.stage.name, job.placement)]
     return [OnWorkerErrors()]
@@ -84,25 +84,28 @@ class _Backend(TorchConfig().backend_cls):  # type: ignore[misc]  # Ray is not t
 
 
 class Torch(TorchConfig):  # type: ignore[misc]  # Ray is not typed
-    """Ray Train's process groups. A worker that Ray killed because memory was full is like any
-    other that died: Train's own end with such an error, when they are closed, and the run with
-    them.
+    """Ray Train's torch configuration, changed so that closing the process groups survives workers
+    that Ray killed for memory. A worker that Ray killed because memory was full is like any other
+    that died: Train's own end with such an error, when they are closed, and the run with them.
     """
 
     @property
     def backend_cls(self) -> type[Any]:
-        """Backend class that opens and closes the process groups."""
+        """Class with which Ray Train opens and closes the process groups."""
         return _Backend
 
 
 class OnWorkerErrors(UserCallback):  # type: ignore[misc]  # Ray is not typed
-    """Ends a run at the first rayembed error that a retry would repeat; logs other errors.
+    """Ends a run at a rayembed error that a retry would only repeat; logs other errors, after which
+    Ray Train retries.
 
     What a callback raises in Train's controller is never tried again.
     """
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        """Raise a rayembed error; otherwise log the first failure as a warning."""
+        """Raise a rayembed error that a retry would repeat; otherwise log the first failure as a
+        warning.
+        """
         ours = _ours(worker_exceptions.values())
         if ours is not None:
             # Wrapped already, so that Train's controller does not print its own traceback.
@@ -118,8 +121,8 @@ class OnWorkerErrors(UserCallback):  # type: ignore[misc]  # Ray is not typed
 
 
 class LostNodes(UserCallback):  # type: ignore[misc]  # Ray is not typed
-    """Counts worker failures and node losses separately: node losses are normal in an elastic
-    cluster and count only between two checkpoints.
+    """Counts failures in an elastic run, where losing nodes is normal: lost nodes count only until
+    the next checkpoint, failed workers always.
 
     A job that brings its nodes down, or trains too short a time on them, comes to an end so.
 
@@ -136,12 +139,12 @@ class LostNodes(UserCallback):  # type: ignore[misc]  # Ray is not typed
         self._small = self._too_small()
 
     def after_report(self, run_context: Any, metrics: list[Any], checkpoint: Any) -> None:
-        """Reset the count of node losses, as the run progresses."""
+        """Reset the count of node losses after a checkpoint."""
         self._losses, self._gone = 0, _gone()
         self._small |= self._too_small()
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        """Raise when a limit is exceeded."""
+        """Count the failure or node loss, and raise if a limit is exceeded."""
         before, self._gone = self._gone, await_lost_nodes()
         if any(map(_was_announced, worker_exceptions.values())):
             return
@@ -159,7 +162,8 @@ class LostNodes(UserCallback):  # type: ignore[misc]  # Ray is not typed
             raise ray.train.ControllerError(_never_long_enough(self._stage, self._losses))
 
     def _too_small(self) -> set[str]:
-        """Ids of live nodes too small for a worker, such as data nodes that come and go.
+        """Return the ids of live nodes that are too small for a worker; losing them does
+        not count.
 
         Of a node that is gone Ray does not tell the resources any more.
         """
@@ -171,7 +175,8 @@ class LostNodes(UserCallback):  # type: ignore[misc]  # Ray is not typed
 
 
 def await_lost_nodes() -> set[str]:
-    """Wait until every other node answers; return the ids of the lost nodes.
+    """Wait until every node that Ray lists as live answers; return the ids of the nodes that were
+    lost.
 
     A machine that goes without notice stays among Ray's live ones until its health checks have
     failed, 15 s after its process has ended; workers that are started meanwhile wait for it.
@@ -198,13 +203,16 @@ def _answers(node: Mapping[str, Any]) -> bool:
 
 
 def _was_announced(failure: Exception) -> bool:
-    """Whether the failure comes from a drained node; Ray Train counts those separately."""
+    """Whether the worker failed because its node was drained, which Ray Train does not count as a
+    failure.
+    """
     failure = getattr(failure, "health_check_failure", failure)
     return isinstance(failure, RayActorError) and bool(failure.preempted)
 
 
 def _ours(failures: Iterable[Any]) -> RayembedError | None:
-    """First rayembed error among failures that a retry would meet again, unwrapped from Train's.
+    """Return the first rayembed error that a retry would only repeat, without Ray Train's wrapper;
+    None if there is no such error.
 
     A storage that does not answer is like a worker that dies: the next try may fare better. One
     that is full stays so. A GPU's memory stays too small for a step unless the next start plans
@@ -218,8 +226,8 @@ def _ours(failures: Iterable[Any]) -> RayembedError | None:
 
 
 def _first(failures: Mapping[int, Exception]) -> int:
-    """Worker whose failure is the cause: workers that were waiting for it raise errors of their
-    own.
+    """Return the worker whose failure caused the others, which fail because they were waiting for
+    it.
     """
     ours = [w for w, e in failures.items() if isinstance(_unwrapped(e), RayembedError)]
     died = [w for w, e in failures.items() if isinstance(e, WorkerHealthCheckFailedError)]
@@ -227,13 +235,13 @@ def _first(failures: Mapping[int, Exception]) -> int:
 
 
 def _unwrapped(failure: Any) -> Any:
-    """The worker's own error, without Train's wrapper."""
+    """Return the worker's own error, without Ray Train's wrapper."""
     return getattr(failure, "_base_exc", failure)
 
 
 def death(error: Exception) -> str:
     """Describe which process died on which node and why, as far as Ray reports it, or that a worker
-    is silent; empty for other errors.
+    does not answer; empty for other errors.
     """
     if isinstance(error, WorkerHealthCheckTimeoutError):
         return (
@@ -258,7 +266,9 @@ def death(error: Exception) -> str:
 
 
 def killed_for_memory(text: str) -> str:
-    """Summarise Ray's report of a process that it killed for memory; empty for other deaths."""
+    """Summarise Ray's report of a process that it killed because memory was full; empty for other
+    deaths.
+    """
     memory = re.search(r"\(IP: (\S+), ID: \S+\) was (\S+ used / \S+ limit)", text)
     if memory is None:
         return ""
@@ -266,8 +276,8 @@ def killed_for_memory(text: str) -> str:
 
 
 def reason(error: Exception) -> str:
-    """One-line reason: the message of a rayembed error, or the end of the last line of other
-    errors.
+    """Return the reason of an error in one line: a rayembed error's message, or the last line of
+    other errors.
     """
     if isinstance(ours := _unwrapped(error), RayembedError):
         return " ".join(str(ours).split())
@@ -275,13 +285,17 @@ def reason(error: Exception) -> str:
 
 
 def _told(failure: Any) -> str:
-    """Message of a rayembed error; for others all that Train has, with their traceback."""
+    """Return a rayembed error's message, or the whole text with traceback that Ray Train has of
+    another error.
+    """
     error = _unwrapped(failure)
     return str(error if isinstance(error, RayembedError) else failure)
 
 
 def cause(error: Any, job: Job) -> RayembedError:
-    """Return the rayembed error that a worker raised, else a WorkerError with the first failure."""
+    """Return the rayembed error that ended the run, or a WorkerError or PlacementError that
+    explains what ended it.
+    """
     failures = getattr(error, "worker_failures", None) or {}
     controller = getattr(error, "controller_failure", None)
     ours = _ours([*failures.values(), controller])

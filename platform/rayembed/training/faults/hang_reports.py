@@ -1,4 +1,4 @@
-"""Combined reports of workers that make no progress. Imports little."""
+"""Combine the reports of workers that make no progress into one message. Imports little."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Where:
-    """Position report of a worker."""
+    """Report of a worker: its process and node, its step, and the code line where it is stuck."""
 
     rank: int
     workers: int
@@ -21,12 +21,14 @@ class Where:
 
     @property
     def name(self) -> str:
-        """The worker, its process and its node."""
+        """Text that names the worker, its process and its node."""
         return f"worker {self.rank} (process {self.process} on {self.host})"
 
 
 class Hang:
-    """Combined hang reports of all workers of a training; one object in the driver."""
+    """Collects the reports of all workers of a training, in the driver, and describes who is stuck
+    where.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, Where] = {}
@@ -46,7 +48,9 @@ class Hang:
         self._hang = {}
 
     def __str__(self) -> str:
-        """Who waits, who is elsewhere and who says nothing; empty if no worker hangs."""
+        """Describe which workers wait, which are stuck elsewhere and which have not reported; empty
+        if no worker hangs.
+        """
         if not self._hang:
             return ""
         return _told(self._known, self._hang)
@@ -77,7 +81,7 @@ def _told(known: Mapping[int, Where], hang: Mapping[int, Where]) -> str:
 
 
 def _workers(numbers: list[int]) -> str:
-    """`worker 3`, `workers 0-2, 5`."""
+    """Format worker numbers, such as `worker 3` or `workers 0-2, 5`."""
     ranges: list[list[int]] = []
     for number in numbers:
         if ranges and number == ranges[-1][-1] + 1:

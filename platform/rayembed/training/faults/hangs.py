@@ -39,7 +39,8 @@ the libraries in a folder below it."""
 
 
 class HangWatch(Callback):
-    """Watches the progress of the training in the thread that enters its `with` block.
+    """Reports this worker's code position when the training thread, which enters the `with` block,
+    makes no step for too long.
 
     Args:
         limit_seconds: time without a step after which it tells.
@@ -64,21 +65,21 @@ class HangWatch(Callback):
         self._ended.set()
 
     def on_train_start(self, trainer: StageTrainer, step: int) -> None:
-        """Register this worker, and start the clock."""
+        """Report this worker once, and start measuring the time between steps."""
         self._alive(step)
         self._tell(self._where())
         self._starts.set()
 
     def on_step_end(self, record: StepRecord) -> None:
-        """Record the step."""
+        """Record that a step was made now."""
         self._alive(record["step"])
 
     def before_checkpoint(self) -> None:
-        """Record the time."""
+        """Record the time, as a checkpoint counts as progress."""
         self._alive(self._step)
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
-        """Record the time."""
+        """Record the time, as a checkpoint counts as progress."""
         self._alive(step)
 
     def _alive(self, step: int) -> None:
@@ -106,13 +107,15 @@ class HangWatch(Callback):
 
 
 def _stack(frame: FrameType | None) -> list[tuple[FrameType, int]]:
-    """Frames with their lines, the innermost first; of a thread that has ended there are none."""
+    """Return the thread's frames with line numbers, innermost first; empty if the thread
+    has ended.
+    """
     return [] if frame is None else list(traceback.walk_stack(frame))
 
 
 def _place(stack: Sequence[tuple[FrameType, int]]) -> str:
-    """The innermost frame of this library, as `training/contrastive/step.py:123 in run_step`; the
-    innermost of all where this library has none.
+    """Format the innermost frame in rayembed's code, such as `training/contrastive/step.py:123 in
+    run_step`, or else the innermost frame.
     """
     for frame, line in stack:
         file = Path(frame.f_code.co_filename)

@@ -1,1 +1,1 @@
-"""Memory of a stage: planning, measuring, and running out of it."""
+"""Memory of a stage: plan it, measure it, and react when it runs out."""

@@ -1,4 +1,4 @@
-"""Cluster capacity: whether nodes can hold a run's training workers, and waiting until they can.
+"""Check whether the cluster's nodes can hold a run's workers, and wait until they can.
 
 Knows no Ray: the nodes' resources are handed in.
 """
@@ -24,14 +24,14 @@ _POLL_SECONDS = 2.0
 
 
 def worker_resources(placement: Placement | EvaluationPlacement) -> dict[str, float]:
-    """Resources that each training worker reserves, by Ray's names."""
+    """Return the resources that each training worker reserves, by Ray's names."""
     resources = {"CPU": placement.cpus_per_worker}
     return {**resources, "GPU": 1.0} if placement.on_gpu else resources
 
 
 def workers_that_fit(placement: Placement, nodes: Sequence[Node]) -> int:
-    """Number of workers that empty nodes can hold; a worker runs on one node, with GPUs of
-    `placement.gpu`'s kind.
+    """Count the workers that fit on the nodes while these are empty; only nodes with GPUs of the
+    kind `placement.gpu` count.
     """
     wanted = worker_resources(placement)
     return sum(
@@ -41,14 +41,14 @@ def workers_that_fit(placement: Placement, nodes: Sequence[Node]) -> int:
 
 
 def with_named_gpu(placement: Placement, nodes: Sequence[Node]) -> list[Node]:
-    """Select the nodes on which workers may run; a node whose GPUs have no known kind counts."""
+    """Select the nodes on which workers may run, including nodes whose kind of GPU is unknown."""
     return [node for node in nodes if has_named_gpu(placement.gpu, node)]
 
 
 def kind_resource(
     placement: Placement | EvaluationPlacement, nodes: Sequence[Node]
 ) -> dict[str, float]:
-    """Return the resource that restricts a worker to GPUs of the named kind; empty if all nodes
+    """Return the Ray resource that restricts a worker to GPUs of the named kind; empty if all nodes
     have that kind.
 
     An autoscaler knows no kinds: on equal nodes it must be able to replace one that is lost.
@@ -69,12 +69,12 @@ def kind_resource(
 
 
 def most_workers(numbers: Sequence[int], room: int) -> int:
-    """Largest allowed number of workers that fits; 0 if none fit."""
+    """Return the largest of the allowed numbers of workers that fits; 0 if none fits."""
     return max((number for number in numbers if number <= room), default=0)
 
 
 def validation_resources(placement: Placement) -> dict[str, float]:
-    """Resources of each task that scores weights during training, by Ray's names."""
+    """Return the resources of each task that scores weights during training, by Ray's names."""
     cpus = placement.validation_cpus or placement.cpus_per_worker
     gpus = placement.validation_gpus
     if gpus is None:
@@ -83,7 +83,8 @@ def validation_resources(placement: Placement) -> dict[str, float]:
 
 
 def check_validation_capacity(placement: Placement, nodes: Sequence[Node]) -> None:
-    """Check that a node can hold a validation task, at least after the workers have ended.
+    """Check that some node is large enough for a validation task, at least once the workers have
+    ended.
 
     Where nodes are waited for, one may come for the task.
 
@@ -109,7 +110,8 @@ def check_validation_capacity(placement: Placement, nodes: Sequence[Node]) -> No
 
 
 def check_capacity(placement: Placement, nodes: Sequence[Node]) -> None:
-    """Check that the nodes can hold the run's workers, or the fewest that it starts with.
+    """Check that the nodes can hold the run's workers, or the minimum number for an elastic
+    run.
 
     Raises:
         PlacementError: too few or too small nodes; says what was asked, what is there, what to do.
@@ -206,7 +208,7 @@ def _shown(resources: Node) -> str:
 
 
 def _shown_nodes(nodes: Sequence[Node], kinds: Mapping[str, float]) -> str:
-    """Distinct node sizes with their counts, largest first."""
+    """Format the distinct node sizes with their counts, largest first."""
     sizes = Counter(tuple(node.get(kind, 0.0) for kind in kinds) for node in nodes)
     parts = [
         f"{count} × ({_shown(dict(zip(kinds, size, strict=True)))})"

@@ -1,4 +1,6 @@
-"""Choice of the activations kept for the backward pass, by measured free memory."""
+"""Choose which activations a step keeps for the backward pass, by the free memory that was
+measured.
+"""
 
 import logging
 import math
@@ -41,7 +43,7 @@ Choice = bool | Literal["auto"]
 
 @dataclass(frozen=True)
 class Tokens:
-    """Padded tokens whose autograd graphs need memory."""
+    """Numbers of tokens, padding included, whose autograd graphs need memory."""
 
     of_step: int
     """Padded tokens of all passes of a step, on the worker with the most."""
@@ -51,7 +53,9 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Way:
-    """Strategy for keeping a step's activations."""
+    """A strategy for activations: whether all graphs are kept, and how many layers are
+    recomputed.
+    """
 
     graphs: bool
     """Whether the graphs of all passes are kept; otherwise GradCache recomputes them one by one."""
@@ -64,7 +68,7 @@ class Way:
 def ways(
     grad_cache: Choice, recompute: Choice, layers: int, *, products: bool = False
 ) -> list[Way]:
-    """List candidate strategies for keeping activations, cheapest backward pass first.
+    """List the possible strategies for keeping activations, cheapest backward pass first.
 
     A layer that is computed again costs its share of the second forward pass that GradCache makes;
     one that keeps its products costs element-wise work.
@@ -82,7 +86,7 @@ def ways(
 
 
 class GraphRoom:
-    """Measures the graph bytes per token and the free memory once, and chooses which activations
+    """Measures autograd-graph bytes per token and free memory once, and chooses which activations
     each step keeps.
 
     Measured is the pass of the longest texts, whose tokens take the most. Every number that decides
@@ -100,7 +104,8 @@ class GraphRoom:
         to_come: Callable[[], int] | None = None,
         limit: int | None = None,
     ) -> None:
-        """Recompute the model's layers, where that is settled.
+        """Store the settings, and make layers recompute their activations if a setting
+        requires it.
 
         Args:
             grad_cache: whether to use GradCache; `auto`: where graphs do not fit.
@@ -132,8 +137,8 @@ class GraphRoom:
     def keeps_graphs(
         self, forward: Callable[[], Any], measured: int, tokens: Tokens, *, several: bool = True
     ) -> bool:
-        """Choose the strategy of a step, and return whether all graphs are kept; the model
-        recomputes as many layers as the memory requires.
+        """Choose a step's strategy by memory and set the layers to recompute; return whether all
+        graphs are kept.
 
         Args:
             forward: the pass of the longest texts.
@@ -156,7 +161,8 @@ class GraphRoom:
         return way.graphs
 
     def less(self) -> int | None:
-        """Memory limit that keeps less of the last planned step; None if nothing less is possible.
+        """Return a lower memory limit than the last step needed, for the next start; None if less
+        is impossible.
 
         Three quarters of what the step was planned to keep; where it had a limit already, 0.
         """
@@ -165,7 +171,8 @@ class GraphRoom:
         return int(_LESS * self._needed) if self._limit is None else 0
 
     def pass_tokens(self, forward: Callable[[], Any], measured: int) -> int:
-        """Tokens of a packed forward pass that fit in free memory; see `packed_tokens`.
+        """Choose how many packed tokens a forward pass may have in the free memory; see
+        `packed_tokens`.
 
         A collective, which does not affect what `keeps_graphs` measures.
 
@@ -191,8 +198,8 @@ class GraphRoom:
         return tokens
 
     def _products_are_less(self, forward: Callable[[], Any], measured: int) -> bool:
-        """Whether a layer that keeps its products alone is worth it and takes less than the whole
-        one; measured once, by a collective.
+        """Whether keeping only the matrix products of compiled layers is possible and takes less
+        memory than whole layers; measured once, on all workers together.
 
         Where a compiler cuts the layer. Eager layers are cut operation by operation in Python,
         which costs the host more than to launch the whole layer again.
@@ -212,11 +219,13 @@ class GraphRoom:
         return self._saved_by_products > _WORTH * self._of_layer(forward, measured)
 
     def _of_layer(self, forward: Callable[[], Any], measured: int) -> float:
-        """Bytes a token that a layer takes more than one that is recomputed."""
+        """Return the bytes per token that recomputing one layer saves."""
         return ((self._whole or 0.0) - self._recomputed(forward, measured)) / self._layers
 
     def _recomputed(self, forward: Callable[[], Any], measured: int) -> float:
-        """Bytes of a token's graph with all layers recomputed; measured once, by a collective."""
+        """Return the bytes per token of a graph with all layers recomputed; measured once, on all
+        workers together.
+        """
         if self._bare is None:
             self._model.recompute_layers()
             self._bare = self._of_token(graph_bytes(forward), measured, " with layers recomputed")
@@ -249,7 +258,9 @@ class GraphRoom:
         return self._left is not None and needed <= self._left
 
     def _of_token(self, taken: int, measured: int, how: str = "") -> float:
-        """Bytes of a token's graph on the worker where it takes the most; a collective."""
+        """Return the bytes per token of a graph, the maximum over workers, and log it; all workers
+        must call it together.
+        """
         # The ratio, not the bytes: workers' first passes have different tokens.
         a_token = largest(max(1, math.ceil(taken / measured)), self._device)
         left = self._left or 0.0
@@ -280,7 +291,8 @@ class GraphRoom:
 def bytes_to_come(
     model: nn.Module, placement: Placement, workers: int, state_bytes: int, *, states: bool = True
 ) -> int:
-    """Bytes of gradients and optimiser states that this worker will allocate after the step begins.
+    """Estimate the bytes of gradients and optimiser states that this worker has not
+    allocated yet.
 
     They are counted as `pipeline.requirements.worker_memory` does. Master weights are there.
 
@@ -307,7 +319,8 @@ def bytes_to_come(
 
 
 def graph_bytes(forward: Callable[[], Any]) -> int:
-    """Measure the bytes that a forward pass holds until its backward pass, its result included.
+    """Measure the bytes that a forward pass holds until its backward pass, including its
+    result.
 
     Compiled layers run uncompiled. Random numbers are those that the next forward pass draws as
     well.
@@ -321,8 +334,8 @@ def graph_bytes(forward: Callable[[], Any]) -> int:
 
 
 def saved_bytes(forward: Callable[[], Any], model: nn.Module) -> int:
-    """Measure the bytes that operations save for the backward pass, without keeping them: the peak
-    memory is that of a pass without gradient.
+    """Measure the bytes that a forward pass would save for its backward pass, without keeping them,
+    so that little memory is used.
 
     What is recomputed does not count, though its input would be held. Weights do not count. Random
     numbers are those that the next forward pass draws as well.
@@ -348,7 +361,7 @@ def saved_bytes(forward: Callable[[], Any], model: nn.Module) -> int:
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's base
-    """Context that counts the bytes of tensors made by operations inside it.
+    """Context that counts the bytes of all tensors which operations inside it create.
 
     Tensors that share memory count once, and those that were there before not at all. What a
     kernel takes while it works and gives back is not seen.

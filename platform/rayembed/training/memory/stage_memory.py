@@ -1,4 +1,5 @@
-"""Out-of-memory handling of a stage: the error, and a smaller memory plan for the next start.
+"""Out-of-memory handling of a stage: the error message, and a plan that uses less memory after the
+next restart.
 
 A step that ran out of memory would do so at every start, as the plan is the same. So the worker
 that fails leaves a smaller memory plan beside the stage's checkpoints, and all workers of the next
@@ -63,8 +64,8 @@ run takes: on a changing cluster the plan of fewer is followed by more."""
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Kept activations and micro-batch size of a stage, measured once and shared by all workers and
-    restarts.
+    """Limits of kept activations and micro-batch size of a stage, measured once and stored for all
+    workers and restarts.
     """
 
     micro_batch_tokens: int | None = None
@@ -76,7 +77,7 @@ class MemoryPlan:
 
     @classmethod
     def read(cls, folder: str) -> "MemoryPlan":
-        """Read the plan in a storage folder; an empty plan if there is none.
+        """Read the plan from a folder in storage; an empty plan if the folder has none.
 
         Raises:
             ArtifactError: the file is no plan.
@@ -93,12 +94,13 @@ class MemoryPlan:
             ) from error
 
     def write(self, folder: str) -> None:
-        """Write the plan into a folder of storage."""
+        """Write the plan into a folder in storage."""
         write_atomic(join(folder, MEMORY_FILE), json.dumps(asdict(self)).encode())
 
 
 class StageMemory:
-    """Memory plan of one stage on this worker, and its out-of-memory errors.
+    """Applies the memory plan of one stage on this worker, and turns out-of-memory errors into
+    helpful ones.
 
     Args:
         folder: of the stage's checkpoints, in storage; None: the plan is kept nowhere.
@@ -125,7 +127,8 @@ class StageMemory:
             )
 
     def room(self, model: TrainableModel, to_come: Callable[[], int]) -> GraphRoom:
-        """Measurements that decide which activations this start's steps keep.
+        """Make the object that measures memory and decides which activations each step
+        keeps.
 
         Where a GPU must compute the same bits each time nothing goes by the memory that is free:
         `auto` is GradCache with all layers recomputed.
@@ -149,8 +152,8 @@ class StageMemory:
         )
 
     def settle(self, room: GraphRoom, model: TrainableModel, engine: nn.Module) -> int:
-        """Decide the tokens of a forward pass, the same on all workers and at all starts of the
-        stage.
+        """Decide the number of tokens in a forward pass, the same for all workers and all restarts
+        of the stage.
 
         The run's own number, else by memory where GPUs take packed texts and need not compute the
         same bits each time, as it was at the first start; else by hardware. A collective.
@@ -177,8 +180,8 @@ class StageMemory:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Raise DeviceMemoryError when memory runs out in a step, and plan less memory for the next
-        start.
+        """Raise DeviceMemoryError if memory runs out in a step, and store a plan that needs less
+        for the next start.
 
         Args:
             number: of the step, from 1.
@@ -198,7 +201,8 @@ class StageMemory:
 
     @contextmanager
     def outside_steps(self) -> Iterator[None]:
-        """Raise DeviceMemoryError when memory runs out where no smaller plan would help.
+        """Raise DeviceMemoryError if memory runs out outside of steps, where a smaller plan would
+        not help.
 
         It may pass: a worker that died holds its GPU a moment longer, and so do other processes.
         """
@@ -212,8 +216,8 @@ class StageMemory:
             raise raised from error
 
     def _followed(self, folder: str) -> MemoryPlan:
-        """The plan that all workers follow, also if they have read different ones; an empty one
-        where that in the folder was made with other devices or settings.
+        """Read the stored plan and agree on one for all workers; start with an empty plan if
+        devices or settings have changed.
         """
         devices = sorted(set(gather_texts(device_label(self._device.type))))
         settings = {name: getattr(self._placement, name) for name in _MEASURED_WITH}
@@ -235,12 +239,14 @@ class StageMemory:
         return MemoryPlan(tokens or None, None if limit == _NO_LIMIT else limit, now)
 
     def _all_pack(self, model: TrainableModel) -> bool:
-        """Whether every worker packs texts, in training mode; a collective."""
+        """Whether every worker packs texts in training mode; all workers must call it together."""
         pads = not (isinstance(model, EmbeddingModel) and packs(model.train()))
         return not largest(int(pads), self._device)
 
     def _less(self) -> MemoryPlan | None:
-        """Plan that takes less memory than this start's; None: the settings allow none."""
+        """Make a plan that takes less memory than the current one; None if the settings
+        allow none.
+        """
         if self._folder is None or self._room is None or self._fixed:
             return None
         limit = self._room.less()
@@ -254,7 +260,7 @@ class StageMemory:
         return replace(self.plan, micro_batch_tokens=max(_FEWEST, self._tokens // _FEWER))
 
     def _error(self, where: str, error: RuntimeError, then: str) -> DeviceMemoryError:
-        """What to raise.
+        """Make the error that describes where memory ran out, with advice.
 
         Args:
             then: what the next start does about it.
@@ -282,7 +288,7 @@ class StageMemory:
         return f"The next start plans with less: {smaller}"
 
     def _kept(self, limit: int) -> str:
-        """What graphs are kept under a limit of bytes."""
+        """Describe which activations are kept under a limit of bytes, for messages."""
         if limit:
             return f"at most {limit / 2**30:.2f} GiB of graphs on a worker"
         names = {"grad_cache": "GradCache", "gradient_checkpointing": "all layers recomputed"}
@@ -290,7 +296,9 @@ class StageMemory:
         return ", ".join(allowed)
 
     def _advice(self) -> str:
-        """What to set for less memory; names first what the settings forbid."""
+        """List the settings that would reduce memory, first the memory-saving methods that are
+        switched off.
+        """
         placement, ways = self._placement, []
         for name in ("grad_cache", "gradient_checkpointing"):
             if getattr(placement, name) is False:
@@ -306,7 +314,9 @@ class StageMemory:
 
 
 def _probe(model: Any, engine: nn.Module, device: torch.device) -> tuple[Callable[[], Any], int]:
-    """A packed pass over made-up texts, and its tokens."""
+    """Make a forward pass over generated texts for measuring memory, and return it with its number
+    of tokens.
+    """
     texts = [" ".join(["word"] * _PROBED_WORDS)] * _PROBED_TEXTS
     tokens = model.tokenizer(texts, "document")
     batch = collate(model, tokens, range(len(tokens)))

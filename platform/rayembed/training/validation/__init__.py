@@ -1,1 +1,3 @@
-"""Validation of a stage's weights during training, and decisions based on the scores."""
+"""Score a stage's weights during training, and decide by the scores which weights to use and when
+to stop.
+"""

@@ -1,4 +1,5 @@
-"""Choice of the step whose weights a stage hands on, and early stopping: pure functions of scores.
+"""Choose by validation scores which step's weights a stage passes on and when it stops early; pure
+functions.
 
 Scores count in the order of their steps, never in that in which they arrive. Nothing is decided
 from a score while one of an earlier step is still to come, so how fast scores are taken, how many
@@ -28,14 +29,15 @@ class Choice:
 
 
 def validated_steps(num_steps: int, every: int) -> tuple[int, ...]:
-    """Steps of a stage that are validated: every `every` steps, and the last."""
+    """Return the steps of a stage that are validated: every `every` steps, and the last step."""
     return tuple(sorted({*range(every, num_steps + 1, every), num_steps}))
 
 
 def choose(
     scores: Scores, steps: Collection[int], stopping: EarlyStoppingConfig | None = None
 ) -> Choice:
-    """Choose from the scores of the first steps, up to the first step without a score.
+    """Choose the best step and whether to stop early, from the scores up to the first step without
+    a score.
 
     The best step has the highest score, of equal ones the first. With early stopping the stage
     ends at the step whose score is the `patience`-th in a row that does not exceed the last
@@ -67,7 +69,8 @@ def choose(
 
 
 def promoted_step(choice: Choice, steps: Collection[int], keep: Literal["best", "last"]) -> int:
-    """Step whose weights the stage hands on, once the choice is settled.
+    """Return the step whose weights the stage passes on: the best or the last, as the setting
+    `keep` says.
 
     Where no step has a score these are the last ones.
     """
@@ -81,7 +84,7 @@ def still_needed(
     stopping: EarlyStoppingConfig | None,
     keep: Literal["best", "last"],
 ) -> set[int]:
-    """Filter the steps in `there` to those that may still be scored or handed on."""
+    """Return the steps in `there` whose weights may still be scored or passed on."""
     choice = choose(scores, steps, stopping)
     if choice.ends_at is not None:
         return {step for step in there if step == choice.step}

@@ -1,4 +1,4 @@
-"""Files of validation in a stage's folder of storage: weights to score, and scores.
+"""Validation files in a stage's storage folder: weights to score, and their scores.
 
     validation/step-0000200.safetensors    trainable weights after 200 steps, by worker 0
     validation/step-0000200.json           their score or why there is none, by the driver
@@ -36,7 +36,7 @@ _WEIGHTS, _RECORD = ".safetensors", ".json"
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """Scores of the weights of one step, or the reason for their absence."""
+    """Scores of one step's weights, or the reason why there is no score."""
 
     step: int
     content: str
@@ -53,7 +53,7 @@ class ValidationResult:
 
 
 class ValidationFolder:
-    """The files of one stage's validation.
+    """Reads and writes the validation files of one stage.
 
     Args:
         stage_folder: in storage.
@@ -63,7 +63,7 @@ class ValidationFolder:
         self._folder = join(stage_folder, FOLDER)
 
     def weights(self, step: int) -> str:
-        """Path of the weights after the step."""
+        """Return the path of a step's weights."""
         return join(self._folder, f"step-{step:07d}{_WEIGHTS}")
 
     def submit(self, step: int, state: dict[str, Tensor], made_of: Mapping[str, str]) -> None:
@@ -80,11 +80,11 @@ class ValidationFolder:
             remove_file(self._record(step))
 
     def content(self, step: int) -> str:
-        """Digest of a step's stored weights."""
+        """Read the digest of a step's stored weights."""
         return weights_digest(self.weights(step))
 
     def steps(self) -> tuple[set[int], set[int]]:
-        """Steps with stored weights, and steps with a record."""
+        """Return the steps with stored weights, and the steps with a record of scores."""
         names = list_files(self._folder, recursive=False)
         found: dict[str, set[int]] = {_WEIGHTS: set(), _RECORD: set()}
         for name in names:
@@ -94,7 +94,7 @@ class ValidationFolder:
         return found[_WEIGHTS], found[_RECORD]
 
     def read(self, step: int) -> ValidationResult | None:
-        """Read the record of a step; None if there is none.
+        """Read a step's record of scores; None if it has none.
 
         Raises:
             ArtifactError: the file cannot be read.
@@ -110,22 +110,22 @@ class ValidationFolder:
             ) from None
 
     def records(self) -> dict[int, ValidationResult]:
-        """Validation records by step, in the order of steps."""
+        """Read all records of scores, in the order of steps."""
         found = {step: self.read(step) for step in sorted(self.steps()[1])}
         return {step: record for step, record in found.items() if record is not None}
 
     def write(self, record: ValidationResult) -> None:
-        """Write a record."""
+        """Write a step's record of scores."""
         assert record.score is None or math.isfinite(record.score)
         text = json.dumps(asdict(record), indent=1, sort_keys=True)
         write_atomic(self._record(record.step), text.encode())
 
     def remove(self, step: int) -> None:
-        """Remove the weights of a step; its record stays."""
+        """Remove the weights of a step, but not its record of scores."""
         remove_file(self.weights(step))
 
     def promote(self, step: int, target: str) -> None:
-        """Copy the weights of a step to `target` in storage."""
+        """Move the weights of a step to `target` in storage."""
         move_file(self.weights(step), target)
 
     def _record(self, step: int) -> str:

@@ -1,4 +1,4 @@
-"""Validation as Ray tasks next to a stage's workers, started and awaited by the driver.
+"""Run validation as Ray tasks while a stage trains; the driver starts and collects them.
 
 Not by Ray Train's own `ValidationConfig` (alpha in Ray 2.60): there a validation process that dies,
 as for want of memory, ends the training (measured: `ControllerError`); what is scored is a whole
@@ -36,7 +36,8 @@ class _Task:
 
 
 class ValidationOnRay:
-    """Validates a stage's weights while the `with` block trains it.
+    """Scores a stage's weights in Ray tasks while the code in its `with` block trains the
+    stage.
 
     Leaving the block ends what runs; `finish` takes what is still to be scored.
 
@@ -66,7 +67,8 @@ class ValidationOnRay:
             self._cancel_all()
 
     def finish(self, target: str) -> int:
-        """Place the chosen step's weights at `target` after all deciding scores; return the step.
+        """Wait for all scores that matter, and move the chosen step's weights to `target`; return
+        the step.
 
         Called when the stage's workers are done, which have freed their CPUs and GPUs.
 
@@ -98,7 +100,7 @@ class ValidationOnRay:
                 warned = False
 
     def _advance(self) -> None:
-        """Collect finished scores, and start the next due tasks."""
+        """Collect the scores of finished tasks, and start tasks for the next steps."""
         if self._running:
             done, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=0)
             for reference in done:
@@ -153,7 +155,9 @@ class ValidationOnRay:
 def _score(
     score: Callable[[Run, str, str], dict[str, float]], run: Run, weights: str
 ) -> tuple[dict[str, float], float]:
-    """The Ray task: scores by task, and the seconds they took."""
+    """Ray task: score weights on the validation tasks; return the scores and the seconds it
+    took.
+    """
     import torch
 
     logging.basicConfig(level="WARNING", format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")

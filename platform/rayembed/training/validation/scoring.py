@@ -1,4 +1,5 @@
-"""Driver side of validation: which step to score next, its outcome, and the chosen weights.
+"""Validation logic in the driver: which step to score next, what to record, which weights to
+choose.
 
 Knows no Ray: `on_ray.py` runs the tasks and brings what came of them.
 """
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Validation:
-    """Validation functions of a stage, provided by a caller that knows models and tasks."""
+    """Functions that score a stage's weights, provided by code that knows models and tasks."""
 
     score: Callable[[Run, str, str], dict[str, float]]
     """Score by task, of (run, path of weights in storage, torch's device); it may run in another
@@ -40,8 +41,8 @@ class Validation:
 
 
 class ValidationScoring:
-    """State of the validation of one stage. Made before its workers start, used by one thread at a
-    time.
+    """Records the scores of one stage's steps, and decides what to score next and which weights to
+    pass on. Made before its workers start, used by one thread at a time.
 
     Args:
         steps: those that are to have a score.
@@ -78,7 +79,7 @@ class ValidationScoring:
     def of(
         cls, run: Run, number: int, folder: ValidationFolder, validation: Validation
     ) -> "ValidationScoring":
-        """Make the validation of stage `number` of a run, with its weights in `folder`."""
+        """Make the validation of a run's stage `number`, whose weights are in `folder`."""
         config, stage = run.evaluation.validation, run.stages[number]
         assert config is not None
         steps = validated_steps(stage.steps, run.validation_interval(stage))
@@ -86,11 +87,11 @@ class ValidationScoring:
 
     @property
     def choice(self) -> Choice:
-        """Best step so far, by the available scores."""
+        """Best step so far by the scores that exist, and whether the stage ends."""
         return choose(self._scores(), self._steps, self._config.early_stopping)
 
     def due(self, running: Collection[int]) -> list[int]:
-        """Steps whose weights wait for scoring, in order.
+        """Return the steps whose weights wait to be scored, in order.
 
         Of a step that workers came by again with other weights the former score is forgotten.
         """
@@ -103,7 +104,7 @@ class ValidationScoring:
         return sorted(waiting)
 
     def scored(self, step: int, content: str, scores: Mapping[str, float], seconds: float) -> None:
-        """Store the scores of a step's weights by task."""
+        """Store the scores of a step's weights, and log them with the best step so far."""
         bad = sorted(task for task, score in scores.items() if not math.isfinite(score))
         if bad:
             self.failed(step, content, f"the score of {', '.join(bad)} is not a number", seconds)
@@ -132,7 +133,7 @@ class ValidationScoring:
             )
 
     def tidy(self) -> None:
-        """Remove weights that will neither be scored nor handed on."""
+        """Remove weights that will neither be scored nor passed on."""
         there = self._folder.steps()[0]
         config = self._config
         needed = still_needed(
@@ -145,7 +146,8 @@ class ValidationScoring:
                 self._folder.remove(step)
 
     def training_is_done(self) -> None:
-        """Record that no further weights come; steps without stored weights have no score.
+        """Record that no further weights will come, so that steps without stored weights get no
+        score.
 
         A run that was begun without validation, or with scores at other steps, has such.
         """
@@ -153,7 +155,7 @@ class ValidationScoring:
         self._absent = set(self._steps) - there - recorded
 
     def promote(self, target: str) -> int:
-        """Place the chosen step's weights at `target` and remove the others; return the step."""
+        """Move the chosen step's weights to `target` and remove the others; return the step."""
         there = self._folder.steps()[0]
         choice = self.choice
         step = promoted_step(choice, self._steps, self._config.keep)
@@ -184,7 +186,9 @@ class ValidationScoring:
         return known | {step: record.score for step, record in self._records.items()}
 
     def _keep(self, record: ValidationResult) -> bool:
-        """Whether the record counts: not of weights that others have taken the place of."""
+        """Write the record unless the step's weights have been replaced by others since; return
+        whether it was written.
+        """
         if record.content != self._folder.content(record.step):
             logger.info("step %d was reached again with other weights", record.step)
             return False
