@@ -4,10 +4,13 @@ import ast
 import functools
 import importlib
 import json
+import re
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
+import build_site
+import commands_reference
 import mteb
 import numpy as np
 import openai
@@ -137,6 +140,25 @@ def test_what_a_block_imports_is_there(text):
             if module.split(".")[0] not in NOT_OURS:
                 found = importlib.import_module(module)
                 assert [name for name in names if not hasattr(found, name)] == []
+
+
+COMMAND = re.compile(r"`rayembed ([a-z][\w-]*)([^`\n]*)`")
+OPTION = re.compile(r"--[a-z][\w-]*")
+
+
+def test_commands_in_prose_are_those_of_the_reference():
+    """Those in blocks are read by test_house_guides.py."""
+    _, *parts = re.split(r"^### `rayembed ([\w-]+)`", commands_reference.page(), flags=re.MULTILINE)
+    options = {
+        name: set(OPTION.findall(text)) for name, text in zip(*[iter(parts)] * 2, strict=True)
+    }
+    pages = [path for pattern in build_site.PAGES for path in ROOT.glob(pattern)]
+    texts = (re.sub("```.*?```", "", page.read_text(), flags=re.DOTALL) for page in pages)
+    commands = [found for text in texts for found in COMMAND.findall(text)]
+    assert len(commands) > 20
+    assert {name for name, _ in commands} <= set(options)
+    wrong = [one for one in commands if not set(OPTION.findall(one[1])) <= options[one[0]]]
+    assert wrong == []
 
 
 TRAINING = ("python", "documents", "distillation")
