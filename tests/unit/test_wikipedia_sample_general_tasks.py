@@ -18,7 +18,7 @@ from rayembed.pipeline.evaluate.guard import judge
 from rayembed.pipeline.register.licences import data_licences
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.recipes.sample import LANGUAGE_CODES, TASK_NAMES
-from rayembed_extras.wikipedia_sample.languages import language_of
+from rayembed.data.languages import language_of
 from rayembed_extras.wikipedia_sample.references import parse_reference
 
 TEXTS = {

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from rayembed.config.own_sets import OwnSet, RetrievalSet
 from rayembed.config.settings import changed, parse
+from rayembed.data.languages import language_of
 from rayembed.recipes.sample import (
     CROSS_LINGUAL,
     LANGUAGE_CODES,
@@ -13,7 +14,6 @@ from rayembed.recipes.sample import (
     TaskFolder,
     own_sets,
 )
-from rayembed_extras.wikipedia_sample.languages import language_of
 from rayembed_extras.wikipedia_sample.references import parse_reference
 
 _TABLE_TEXTS = 440

@@ -14,6 +14,7 @@ from rayembed.config.types import Role
 from rayembed.errors import ArtifactError
 from rayembed.machine.hardware import Precision, auto_precision, settled, wide_enough
 from rayembed.models.architecture import Published, architecture_of, architectures
+from rayembed.models.contract import PromptTokenizer
 from rayembed.models.loading.backbones import torch_dtype
 from rayembed.models.loading.build import check_buildable, empty_around, empty_parts, shapes_of
 from rayembed.models.loading.files import read_json
@@ -264,6 +265,23 @@ def check_loadable(folder: Path) -> ModelConfig:
                 f"no weights in {str(at)!r}; expected *.safetensors or pytorch_model.bin"
             )
     return config
+
+
+def tokenizer_of(folder: Path) -> PromptTokenizer:
+    """Load the tokenizer of the model in a folder; no weights are read.
+
+    Raises:
+        ArtifactError: as `load_model`, as far as settings and the tokenizer's files tell.
+    """
+    _check_is_model(folder)
+    if (folder / SETTINGS_FILE).is_file():
+        config = read_settings(folder)
+        folders = part_folders(config, folder)
+    else:
+        found = published(folder)
+        config, folders = found.config, {"backbone": found.transformer}
+    tokenizer: PromptTokenizer = architecture_of(config).tokenizer(config, folders)
+    return tokenizer
 
 
 def empty_model(folder: Path) -> TransformerModel:

@@ -1,6 +1,7 @@
-"""Language of texts, by the words that are frequent in it."""
+"""Language of texts by the words that are frequent in it, and script by their letters."""
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -31,14 +32,34 @@ _WORDS: Mapping[str, str] = {
 """Language → its most frequent words."""
 
 
-def language_of(texts: Iterable[str]) -> str:
+_ONE_SCRIPT = {"HIRAGANA": "CJK", "KATAKANA": "CJK"}
+"""First word of a letter's Unicode name → script, where that is another word."""
+_READ = 400
+"""Characters of a text whose script is looked at."""
+
+
+def language_of(texts: Iterable[str], least: int = 1) -> str:
     """Detect the language of most texts by its frequent words, as mteb's code (`fra-Latn`); empty
     if unknown or mixed.
+
+    Args:
+        least: number of frequent words that the texts have at least.
     """
     words = Counter(word for text in texts for word in re.findall(r"\w+", text.lower()))
     found = Counter(
         {name: sum(words[word] for word in listed.split()) for name, listed in _WORDS.items()}
     )
     (first, most), (_, next_most) = found.most_common(2)
-    enough = most >= max(1, _LEAST_SHARE * words.total()) and most >= _AHEAD * next_most
+    enough = most >= max(least, _LEAST_SHARE * words.total()) and most >= _AHEAD * next_most
     return first if enough else ""
+
+
+def script_of(text: str) -> str:
+    """Script of most letters of a text by its Unicode name (`latin`, `cyrillic`, `cjk`); empty
+    without letters.
+    """
+    names = (
+        unicodedata.name(sign, "").partition(" ")[0] for sign in text[:_READ] if sign.isalpha()
+    )
+    found = Counter(_ONE_SCRIPT.get(name, name) for name in names)
+    return found.most_common(1)[0][0].lower() if found else ""
