@@ -11,6 +11,7 @@ from run_scoring import tasks_of
 
 from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
+from rayembed.data.languages import language_of
 from rayembed.errors import ConfigError
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey
 from rayembed.pipeline.evaluate.general_tasks import other_language, with_fitting_tasks
@@ -18,7 +19,6 @@ from rayembed.pipeline.evaluate.guard import judge
 from rayembed.pipeline.register.licences import data_licences
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.recipes.sample import LANGUAGE_CODES, TASK_NAMES
-from rayembed.data.languages import language_of
 from rayembed_extras.wikipedia_sample.references import parse_reference
 
 TEXTS = {

@@ -20,6 +20,7 @@ from rayembed.pipeline.evaluate.findings import (
     make_findings,
     print_findings,
 )
+from rayembed.pipeline.evaluate.job import own_set
 from rayembed.pipeline.job import Job, JobContext, names_in, option
 from rayembed.results.scores import OTHER, Place, TaskScore
 from rayembed_extras.comparison.benchmark_lines import Line, benchmark_lines, result_lines
@@ -81,7 +82,8 @@ def compare_models(
     comparison = compare(benchmark, lines, columns, asked.baseline)
     written = write_comparison(comparison, asked.output)
     folders = {label: _folders(model) for label, (model, _) in labelled.items()}
-    compared = ComparedModels(folders, comparison.baseline, asked.output)
+    own_sets = {str(own["name"]): str(own["path"]) for own in asked.own_set}
+    compared = ComparedModels(folders, comparison.baseline, asked.output, own_sets)
     findings = make_findings(compared, asked.findings)
     written += tuple(join(asked.output, name) for one in findings for name in one.files)
     _print(comparison, asked, written, out, findings)
@@ -331,6 +333,12 @@ COMPARISON_OPTIONS = (
         default="outputs/comparison",
     ),
     option("--tasks", "print every task, not categories only"),
+    option(
+        "--own-set [NAME=]FOLDER",
+        "folder of an own set that the models were scored on, for findings that read its texts",
+        often=True,
+        type=own_set,
+    ),
     option(
         "--findings A,B",
         "findings about the scores to show; default: all that are installed, none: no finding",

@@ -143,13 +143,8 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
 
 def count_parameters(folder: Path) -> int | None:
-<<<<<<< HEAD
     """Number of parameters in the folder's safetensors files; None for weights in other formats."""
     files = sorted(p for p in folder.rglob("*.safetensors") if p.parent.name != PROOF_FOLDER)
-=======
-    """Count the parameters in the folder's safetensors files; None for weights in other formats."""
-    files = sorted(folder.rglob("*.safetensors"))
->>>>>>> 3b8eab2c (Clearer first sentences on model architectures, loading and inference)
     if not files or any(folder.rglob("pytorch_model*.bin")):
         return None
     tensors = [tensor for path in files for tensor in read_header(path).values()]

@@ -64,6 +64,8 @@ class ComparedModels:
     """Label of the model from which differences are taken."""
     output: str
     """Folder of the comparison's files."""
+    own_sets: Mapping[str, str] = field(default_factory=dict)
+    """Folder of each named own set, by the task's name."""
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file beside the comparison."""

@@ -1,0 +1,13 @@
+"""Findings about single queries and cut texts, as the table of findings lists them."""
+
+from rayembed.config.reports import FindingKind
+
+CUT_TEXTS = FindingKind(
+    title="Cut texts",
+    of_scores="rayembed_extras.query_changes.cut_texts:cut_texts",
+)
+QUERY_CHANGES = FindingKind(
+    title="Changed queries",
+    of_scores="rayembed_extras.query_changes.findings:changes_of_run",
+    of_comparison="rayembed_extras.query_changes.findings:changes_of_comparison",
+)

@@ -1,0 +1,99 @@
+"""Queries, documents and judgements of scored retrieval tasks, with the results of each query."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mteb.abstasks.retrieval import AbsTaskRetrieval
+
+from rayembed.evaluation.jobs import TaskFactory, load_data
+from rayembed.evaluation.plan import Scoring
+from rayembed.evaluation.pooled.model import document_texts, query_texts
+from rayembed.evaluation.query_results import QueryResult, query_results
+
+Place = tuple[str, str]
+"""Split and subset of a task."""
+
+Results = Mapping[str, QueryResult]
+"""Results of a model by query."""
+
+
+@dataclass(frozen=True)
+class SearchData:
+    """One split and subset of a retrieval task."""
+
+    name: str
+    """Name of the task, with its subset where it has several."""
+    metadata: Any
+    """mteb's metadata of the task."""
+    place: Place
+    corpus: Any
+    """Data set of documents with `id`, `text` and perhaps `title`."""
+    queries: Mapping[str, str]
+    """Texts by id."""
+    judged: Mapping[str, Mapping[str, int]]
+    """Query → document → grade."""
+
+    def relevant(self, query: str) -> tuple[str, ...]:
+        """Documents that are judged to be relevant."""
+        return tuple(document for document, grade in self.judged[query].items() if grade > 0)
+
+    def documents(self, ids: Iterable[str]) -> dict[str, str]:
+        """Title and text of documents by id; ids that the corpus lacks are left out."""
+        wanted = set(ids)
+        rows = {name: row for row, name in enumerate(self.corpus["id"]) if name in wanted}
+        texts = document_texts(self.corpus, list(rows.values())) if rows else []
+        return dict(zip(rows, texts, strict=True))
+
+
+def search_data(factory: TaskFactory) -> Iterator[SearchData]:
+    """Load a task and yield each of its splits and subsets; none of tasks that are no retrieval.
+
+    Raises:
+        RayembedError: the data cannot be had.
+    """
+    task = factory.load()
+    if not isinstance(task, AbsTaskRetrieval):
+        return
+    load_data(task)
+    places = [(split, subset) for subset in task.hf_subsets for split in task.eval_splits]
+    for split, subset in places:
+        data = task.dataset[subset][split]
+        queries = data["queries"]
+        texts = query_texts(queries, task.metadata)
+        name = task.metadata.name
+        yield SearchData(
+            name if len(places) == 1 else f"{name} ({subset})",
+            task.metadata,
+            (split, subset),
+            data["corpus"],
+            dict(zip(queries["id"], texts, strict=True)),
+            data["relevant_docs"],
+        )
+    task.unload_data()
+
+
+def results_by_place(scores: Mapping[str, Sequence[Any]]) -> dict[Place, Results]:
+    """Results of single queries by split and subset; places without kept rankings are left out.
+
+    Args:
+        scores: of a task by split, as mteb's result has them.
+    """
+    found: dict[Place, Results] = {
+        (str(split), str(entry["hf_subset"])): query_results(entry)
+        for split, rows in scores.items()
+        for entry in rows
+    }
+    return {place: queries for place, queries in found.items() if queries}
+
+
+def piece_results(
+    tasks: Sequence[Scoring],
+) -> dict[TaskFactory, dict[Place, Results]]:
+    """Results of single queries of each piece of the tasks that has them."""
+    found = {
+        piece: results_by_place(result.scores)
+        for scoring in tasks
+        for piece, result in scoring.results.items()
+    }
+    return {piece: places for piece, places in found.items() if places}
