@@ -2,13 +2,14 @@
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rayembed.config.backbone import Tf32
 from rayembed.config.document import Document
 from rayembed.config.own_sets import Scores
 from rayembed.config.placement import RuntimeSettings
 from rayembed.config.reports import FindingChoice
+from rayembed.config.run_evaluation import Reranker
 from rayembed.config.settings import Settings
 from rayembed.config.small_vectors import StoredVectors
 from rayembed.config.types import ModelReference, Reference, Seed, SortedDict, StoragePath, UseGpu
@@ -128,6 +129,9 @@ class EvaluationPlacement(FindingChoice, RuntimeSettings):
     keep_embeddings: Literal["float32", "float16", "none"] = "float32"
     """Number type of embeddings kept in storage, for a restart and for tasks with the same texts.
     `float16` takes half the room and moves scores by about 1e-4; `none` keeps none."""
+    price_per_hour: PositiveFloat | None = None
+    """Price of an hour of one worker, in any currency: with it the results have the price of a
+    million documents. None: the price that they were stored with."""
     tracking_uri: Reference | None = None
     """MLflow's address; None: a SQLite file in `storage_path`."""
     experiment: str = "rayembed-evaluation"
@@ -153,7 +157,23 @@ class EvaluationRun(Scores, Document):
     """Settings of an evaluation: model, tasks and placement."""
 
     model: ModelUnderTest
+    baselines: Literal["own_sets", "all", "none"] = "own_sets"
+    """Retrieval tasks that have rows of BM25 and of hybrid search (both rankings fused) beside the
+    model. `own_sets`: those of the user's own sets. `all`: mteb's too; BM25 indexes each corpus in
+    the memory of one process, which took 6 KB and 0.2 ms a document of 100 words. `none`: none."""
+    reranker: Reranker | None = None
+    """Cross-encoder of two further rows on the tasks of `baselines`: the best documents of the
+    model, and those of the hybrid search, put in order by it; None: no such rows."""
     placement: EvaluationPlacement = EvaluationPlacement()
+
+    @model_validator(mode="after")
+    def _reranks_something(self) -> "EvaluationRun":
+        if self.reranker is not None and (self.baselines == "none" or self.model.reference == BM25):
+            raise ValueError(
+                "reranker orders what the model and its hybrid search find: leave baselines at "
+                f"own_sets or all, with a model that is not {BM25}; or leave reranker out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _something_to_do(self) -> "EvaluationRun":

@@ -265,6 +265,9 @@ class Placement(UnitLimit, FindingChoice, RuntimeSettings):
     both, otherwise after the stage's workers."""
     validation_minutes: PositiveFloat | None = None
     """Timeout of such a task in minutes; its checkpoint then has no score. None for no timeout."""
+    price_per_hour: PositiveFloat | None = None
+    """Price of an hour of one worker, in any currency: with it the scores have the price of a
+    million documents; None: none."""
     tracking_uri: Reference | None = None
     """MLflow's address, `http(s)://…` or `sqlite:///…`; None: a SQLite file in `storage_path`."""
     experiment: str = "rayembed"

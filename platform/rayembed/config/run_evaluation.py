@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from rayembed.config.mining import CrossEncoder
 from rayembed.config.own_sets import OwnSet, Scores, kinds_by_default
 from rayembed.config.settings import Settings, nearest
 from rayembed.config.types import (
@@ -184,13 +185,25 @@ class GuardConfig(Settings):
         return (self.take,) if self.take < 1 else ()
 
 
+class Reranker(CrossEncoder):
+    """A cross-encoder that puts the best documents of a search in order."""
+
+    top_k: PositiveInt = 100
+    """Best documents of each query that it scores; the others stay behind them."""
+
+
 class EvaluationConfig(Scores):
     """Scores that a run computes, and the models that they are compared with."""
 
     before_training: bool = True
     """Whether the untrained model is scored for comparison."""
     baselines: tuple[ModelReference, ...] = ()
-    """Asset references of embedding models to compare with, or `bm25`."""
+    """Asset references of embedding models to compare with, or `bm25`, which also brings rows of
+    hybrid search (BM25 and the run's models, fused by reciprocal ranks)."""
+    reranker: Reranker | None = None
+    """Cross-encoder for two further rows beside each hybrid one: the best documents of the model,
+    and those of the hybrid search, put in order by it; None: no such rows. Needs `bm25` among the
+    baselines."""
     instructions: SortedDict[str, str] = Field(default_factory=dict)
     """Task definition put before the queries of a task and before texts of symmetric tasks, by the
     name of the task or of a type of task (`STS`); as in training. The model is saved with them.
@@ -202,6 +215,15 @@ class EvaluationConfig(Scores):
     """Keeps the trained model or a mixture with its start: the one that gains most on own data
     without losing more than allowed on general tasks; None: the trained model is kept, whatever its
     scores."""
+
+    @model_validator(mode="after")
+    def _reranks_something(self) -> "EvaluationConfig":
+        if self.reranker is not None and "bm25" not in self.baselines:
+            raise ValueError(
+                "evaluation.reranker orders what the hybrid search finds, too, and "
+                "evaluation.baselines lacks bm25; add it, or leave evaluation.reranker out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _instructions_have_no_side(self) -> "EvaluationConfig":

@@ -14,6 +14,10 @@ Precision = Literal["float32", "int8", "binary"]
 """Number type in which vectors are stored and compared."""
 
 
+_BYTES: dict[Precision, float] = {"float32": 4, "int8": 1, "binary": 1 / 8}
+"""Bytes of one dimension."""
+
+
 class Rescoring(Settings):
     """Second pass over the best results of a binary search, by products with the float32 query."""
 
@@ -46,6 +50,13 @@ class StoredVectors(Settings):
             digits = {"binary": "binary1"}.get(self.rescore.precision, self.rescore.precision)
             told += f"rescored{self.rescore.candidates}-{digits}-"
         return told
+
+    def bytes_of(self, width: int) -> float:
+        """Bytes of a stored vector of this width, with what a second pass reads of it."""
+        size = width * _BYTES[self.precision]
+        if self.rescore is not None and self.rescore.precision != "binary":
+            size += width * _BYTES[self.rescore.precision]
+        return size
 
     @model_validator(mode="after")
     def _one_look_that_loses_something(self) -> "StoredVectors":

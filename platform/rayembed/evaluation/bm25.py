@@ -1,19 +1,27 @@
 """BM25 as a baseline for retrieval tasks."""
 
+import time
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
 from mteb.models import ModelMeta
 
-from rayembed.evaluation.model_spec import model_meta
+from rayembed.evaluation.model_spec import SCORES, model_meta
 from rayembed.evaluation.pooled.model import all_documents, query_texts
+from rayembed.results.costs import Cost
 from rayembed.search.bm25_library import bm25s
 
 
 def bm25_meta(name: str, revision: str) -> ModelMeta:
     """Metadata of the baseline for mteb."""
     return model_meta(name, revision, model_type=["sparse"], framework=[], n_parameters=0)
+
+
+def bm25_revision() -> str:
+    """Revision under which BM25 results are stored."""
+    return f"{Bm25.revision}-{SCORES}"
 
 
 class Bm25:
@@ -27,12 +35,17 @@ class Bm25:
         self.mteb_model_meta = meta or bm25_meta("bm25", self.revision)
         self._ids: list[str] = []
         self._index: Any = None
+        self.cost = Cost()
 
     def index(self, corpus: Any, **_options: Any) -> None:
         """Index a corpus by the title and text of each document, as models embed them."""
+        began = time.perf_counter()
         self._ids = list(corpus["id"])
         self._index = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
         self._index.index(_words(list(all_documents(corpus))), show_progress=False)
+        size = sum(array.nbytes for array in _arrays(self._index))
+        seconds = time.perf_counter() - began
+        self.cost += Cost(len(self._ids), seconds, size / max(1, len(self._ids)))
 
     def search(
         self,
@@ -63,3 +76,8 @@ class Bm25:
 
 def _words(texts: list[str]) -> Any:
     return bm25s.tokenize(texts, stopwords="en", show_progress=False)
+
+
+def _arrays(index: Any) -> list[np.ndarray]:
+    """Arrays of the index that a search reads."""
+    return [array for array in index.scores.values() if isinstance(array, np.ndarray)]

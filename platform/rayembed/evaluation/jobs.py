@@ -8,7 +8,7 @@ for in the chain of causes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import datasets.exceptions
@@ -19,7 +19,9 @@ from mteb.abstasks.retrieval import AbsTaskRetrieval
 
 from rayembed.assets.hub_client import causes_of, limit_hub, passes, status_of, with_retries
 from rayembed.errors import AssetError, RayembedError
+from rayembed.evaluation.hybrid import Baselines, Recorded, further_searches
 from rayembed.evaluation.query_results import entries
+from rayembed.results.costs import Cost
 
 WAITS_SECONDS: tuple[float, ...] = (15, 60, 240)
 """Between the attempts at one task's data."""
@@ -104,6 +106,12 @@ Outcome = dict[str, Any]
 TASK_RESULT = "task_result"
 """Key of an outcome: mteb's result of the task as a mapping."""
 
+COST = "cost"
+"""Key of an outcome: cost of the corpora that were searched, a `Cost` as a mapping."""
+
+FURTHER = "further"
+"""Key of an outcome: name of each further row → its outcome."""
+
 _TEXTS_AT_ONCE = 1024
 """Batch size of mteb's loaders; the pooled model joins their batches again."""
 
@@ -151,6 +159,8 @@ class ScoreTask:
     """A job that scores one mteb task."""
 
     task: TaskFactory
+    baselines: Baselines | None = None
+    """Rows that are scored beside the model, of a retrieval task; None: the model alone."""
 
     @property
     def name(self) -> str:
@@ -163,7 +173,8 @@ class ScoreTask:
         return self.task.num_texts
 
     def run(self, model: Any) -> Outcome:
-        """Score the task; the outcome holds mteb's result under `TASK_RESULT`.
+        """Score the task; the outcome holds mteb's result under `TASK_RESULT`, the cost under
+        `COST` and the outcomes of further rows under `FURTHER`.
 
         Raises:
             AssetError: the task's data cannot be had.
@@ -172,17 +183,30 @@ class ScoreTask:
         task = self.task.load()
         load_data(task)
         _keep_queries(task)
-        found = mteb.evaluate(
-            model,
-            task,
-            cache=None,
-            co2_tracker=False,
-            encode_kwargs={"batch_size": _TEXTS_AT_ONCE, "show_progress_bar": False},
-            overwrite_strategy="always",
-            show_progress_bar=False,
-        )
+        if self.baselines is None:
+            outcome = _scored(task, model)
+        else:
+            recorded = Recorded(model)
+            outcome = _scored(task, recorded)
+            rows = further_searches(recorded, self.baselines)
+            outcome[FURTHER] = {row: _scored(task, searches) for row, searches in rows}
         task.unload_data()  # mteb leaves what it did not load itself
-        return {TASK_RESULT: found.task_results[0].to_dict()}
+        return outcome
+
+
+def _scored(task: Any, model: Any) -> Outcome:
+    """Mteb's result of a loaded task, and the cost."""
+    found = mteb.evaluate(
+        model,
+        task,
+        cache=None,
+        co2_tracker=False,
+        encode_kwargs={"batch_size": _TEXTS_AT_ONCE, "show_progress_bar": False},
+        overwrite_strategy="always",
+        show_progress_bar=False,
+    )
+    cost = getattr(model, "cost", Cost())
+    return {TASK_RESULT: found.task_results[0].to_dict(), COST: asdict(cost)}
 
 
 def _keep_queries(task: Any) -> None:

@@ -16,7 +16,7 @@ from rayembed.config.run import Run
 from rayembed.config.small_vectors import Precision
 from rayembed.config.table import load
 from rayembed.errors import ConfigError
-from rayembed.evaluation.bm25 import Bm25, bm25_meta
+from rayembed.evaluation.bm25 import Bm25, bm25_meta, bm25_revision
 from rayembed.evaluation.model_spec import LOADERS, SCORES, ModelSpec
 from rayembed.evaluation.prompts import (
     ModelPrompts,
@@ -77,11 +77,6 @@ def own_names(run: Run) -> tuple[str, ...]:
     names = [own.name for own in run.evaluation.own_sets]
     names += [held_out_set(dataset.name) for dataset in run.held_out_datasets]
     return tuple(dict.fromkeys((*names, *run.validation_names)))
-
-
-def bm25_revision() -> str:
-    """Revision under which BM25 results are stored."""
-    return f"{Bm25.revision}-{SCORES}"
 
 
 def prompts_for(folder: Path, run: Run) -> ModelPrompts:

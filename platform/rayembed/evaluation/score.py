@@ -10,7 +10,7 @@ taken for this one.
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -26,10 +26,14 @@ from rayembed.config.document import read_yaml, write_yaml
 from rayembed.config.evaluation import BM25
 from rayembed.errors import ArtifactError, ConfigError, RayembedError
 from rayembed.evaluation.bm25 import Bm25
+from rayembed.evaluation.hybrid import BM25_ROW, Baselines
 from rayembed.evaluation.jobs import (
+    COST,
+    FURTHER,
     TASK_RESULT,
     Done,
     Job,
+    Outcome,
     ScoreTask,
     TaskFactory,
     longest_first,
@@ -41,6 +45,7 @@ from rayembed.evaluation.pooled.here import finish
 from rayembed.evaluation.prompts_table import prompts_record, with_earlier_tasks
 from rayembed.evaluation.query_results import OF_QUERIES
 from rayembed.models.versions import LIBRARIES, versions, warn_of_other_versions
+from rayembed.results.costs import COSTS_FILE, Cost, costs_yaml, read_costs, total
 from rayembed.results.files import CONDITIONS_FILE
 from rayembed.results.writer import ResultWriter, open_results
 
@@ -48,6 +53,9 @@ logger = logging.getLogger(__name__)
 
 _PACKAGES = ("mteb", "numpy", "scikit-learn", "scipy", *LIBRARIES)
 """Packages whose versions stand beside the results."""
+
+_SECONDS_OF_A_WRITE = 60.0
+"""Longest wait for another process that writes a result of BM25."""
 
 Pool = Callable[[Sequence[Job], ModelSpec, EmbeddingStore | None], Iterator[Done]]
 """Does jobs with a spec's model and gives each with its outcome, as they come: workers on Ray
@@ -91,11 +99,25 @@ class ModelScores:
     tasks: list[Scoring] = field(default_factory=list)
     model: ModelSpec | Bm25 | None = None
     """The model that was scored."""
+    costs: dict[str, Cost] = field(default_factory=dict)
+    """Cost of the searched corpora by mteb's name of the task, as far as they were measured."""
+    further: dict[str, "ModelScores"] = field(default_factory=dict)
+    """Scores of the rows beside the model, by their names: BM25, hybrid, reranked."""
 
     @property
     def failed(self) -> list[tuple[str, RayembedError]]:
-        """Tasks without a score, with the reason."""
-        return [(task.name, task.error) for task in self.tasks if task.error is not None]
+        """Tasks without a score, with the reason, and those without one of a further row alone."""
+        failed = {task.name: task.error for task in self.tasks if task.error is not None}
+        for row, scored in self.further.items():
+            for name, error in scored.failed:
+                if name not in failed:
+                    failed[f"{name}, {row}"] = error
+        return list(failed.items())
+
+    def cost(self, scoring: Scoring) -> Cost:
+        """Cost of a task's corpora; of an aggregate the sum over its members."""
+        names = dict.fromkeys(piece.name for piece in scoring.pieces)
+        return total({name: self.costs[name] for name in names if name in self.costs})
 
     @property
     def scores(self) -> dict[str, float]:
@@ -123,6 +145,8 @@ def score(
     store: Store,
     *,
     about: Mapping[str, str] | None = None,
+    baselines: Baselines | None = None,
+    price_per_hour: float | None = None,
     beside: Sequence[Job] = (),
     on_done: Callable[[Done], None] = lambda done: None,
 ) -> ModelScores:
@@ -132,6 +156,8 @@ def score(
 
     Args:
         about: further files that say how the results were made, by their names.
+        baselines: rows to score beside the model, on some of the tasks; None: none.
+        price_per_hour: of one worker, stored with the measured speed; None: as stored before.
         beside: jobs that are no tasks of mteb and are done by the same workers.
         on_done: takes each of those with its outcome, as they come.
 
@@ -146,22 +172,79 @@ def score(
     results = store.open_results()
     with open_results(results.local, meta) as writer:
         results.fetch()
-        place = writer.place.relative_to(results.local).as_posix()
-        scored = ModelScores(meta, join(results.place, place), writer.place, model=model)
-        scored.tasks = find_results(tasks, writer)
-        for name, text in (about or {}).items():
-            writer.keep(name, text)
-        if not isinstance(model, Bm25):
-            record = prompts_record(model, [factory.load() for factory in tasks])
-            earlier = writer.kept(CONDITIONS_FILE)
-            writer.keep(CONDITIONS_FILE, write_yaml(with_earlier_tasks(record, earlier)))
-        first = writer.keep_first("versions.yaml", write_yaml(versions(_PACKAGES)))
-        warn_of_other_versions(f"results in {scored.results!r}", read_yaml(first))
+        of_model = _opened(writer, tasks, results, price_per_hour)
+        of_model.scored.model = model
+        rows = {_MODEL: of_model}
+        if baselines is not None and not isinstance(model, Bm25):
+            chosen = retrieval_only([task for task in tasks if task.name in baselines.tasks])
+            for name in baselines.rows if chosen else ():
+                beside_it = ResultWriter(results.local, baselines.meta(name, meta))
+                rows[name] = _opened(beside_it, chosen, results, price_per_hour)
+                of_model.scored.further[name] = rows[name].scored
+        for name, row in rows.items():
+            row.describe(None if name == BM25_ROW else model, {} if name == BM25_ROW else about)
         try:
-            _do_what_is_missing(scored, model, pool, store, writer, results, beside, on_done)
+            _do_what_is_missing(rows, model, pool, store, results, baselines, beside, on_done)
         finally:
             results.keep()
-    return scored
+    return of_model.scored
+
+
+_MODEL = ""
+"""Name of the model's own row."""
+
+
+@dataclass
+class _Row:
+    """Scores of one row with the writer of its results."""
+
+    scored: ModelScores
+    writer: ResultWriter
+    price_per_hour: float | None
+
+    def describe(self, model: ModelSpec | Bm25 | None, about: Mapping[str, str] | None) -> None:
+        """Write how the scores are made: further files, versions, and the prompts of a model."""
+        for name, text in (about or {}).items():
+            self.writer.keep(name, text)
+        if model is not None and not isinstance(model, Bm25):
+            record = prompts_record(model, [task.factory.load() for task in self.scored.tasks])
+            earlier = self.writer.kept(CONDITIONS_FILE)
+            self.writer.keep(CONDITIONS_FILE, write_yaml(with_earlier_tasks(record, earlier)))
+        first = self.writer.keep_first("versions.yaml", write_yaml(versions(_PACKAGES)))
+        warn_of_other_versions(f"results in {self.scored.results!r}", read_yaml(first))
+
+    def take(self, scoring: Scoring, piece: TaskFactory, outcome: Outcome) -> None:
+        """Write a piece's result and its cost, unless the row has that result."""
+        if piece in scoring.results:
+            return
+        scoring.take(piece, mteb.TaskResult.from_dict(outcome[TASK_RESULT]), self.writer)
+        costs = self.scored.costs
+        measured = Cost(**outcome[COST])
+        if measured == Cost():  # a task without a search
+            return
+        cost = costs.get(piece.name, Cost()) + measured
+        costs[piece.name] = replace(cost, price_per_hour=self.price_per_hour)
+        self.writer.keep(COSTS_FILE, costs_yaml(costs))
+
+
+def _opened(
+    writer: ResultWriter,
+    tasks: Sequence[TaskFactory],
+    results: StoredFolder,
+    price_per_hour: float | None,
+) -> _Row:
+    """The row with what its folder has of it."""
+    place = writer.place.relative_to(results.local).as_posix()
+    scored = ModelScores(writer.meta, join(results.place, place), writer.place)
+    scored.tasks = find_results(tasks, writer)
+    scored.costs = read_costs(writer.kept(COSTS_FILE) or "")
+    if price_per_hour is None:
+        price_per_hour = total(scored.costs).price_per_hour
+    elif scored.costs:
+        for task, cost in scored.costs.items():
+            scored.costs[task] = replace(cost, price_per_hour=price_per_hour)
+        writer.keep(COSTS_FILE, costs_yaml(scored.costs))
+    return _Row(scored, writer, price_per_hour)
 
 
 def meta_of(model: ModelSpec | Bm25) -> ModelMeta:
@@ -181,42 +264,76 @@ def _of_bm25(tasks: Sequence[TaskFactory]) -> list[TaskFactory]:
 
 
 def _do_what_is_missing(
-    scored: ModelScores,
+    rows: Mapping[str, _Row],
     model: ModelSpec | Bm25,
     pool: Pool,
     store: Store,
-    writer: ResultWriter,
     results: StoredFolder,
+    baselines: Baselines | None,
     beside: Sequence[Job],
     on_done: Callable[[Done], None],
 ) -> None:
     """Run the missing jobs and record their results as they finish."""
-    by_piece: dict[TaskFactory, list[Scoring]] = {}
-    for scoring in scored.tasks:
-        for job in scoring.missing():
-            # A member of an aggregate may be asked for by its own name, too.
-            by_piece.setdefault(job.task, []).append(scoring)
-    count = len(scored.scores)
-    if count:
+    by_piece: dict[TaskFactory, list[tuple[str, Scoring]]] = {}
+    for name, row in rows.items():
+        for scoring in row.scored.tasks:
+            for job in scoring.missing():
+                # A member of an aggregate may be asked for by its own name, too.
+                by_piece.setdefault(job.task, []).append((name, scoring))
+    scored = rows[_MODEL].scored
+    if count := len(scored.scores):
         logger.info("%d of %d tasks are scored already", count, len(scored.tasks))
-    for done in _run([*map(ScoreTask, by_piece), *beside], model, pool, store):
+    jobs = [
+        ScoreTask(piece, baselines if any(name != _MODEL for name, _ in missing) else None)
+        for piece, missing in by_piece.items()
+    ]
+    for done in _run([*jobs, *beside], model, pool, store):
         if not isinstance(done.job, ScoreTask):
             _tell(done, "done")
             on_done(done)
             continue
-        if done.outcome is None:
-            _tell(done, "")
-        for scoring in by_piece[done.job.task]:
-            scoring.seconds += done.seconds
-            if done.outcome is None:
-                scoring.error = done.error
-                continue
-            result = mteb.TaskResult.from_dict(done.outcome[TASK_RESULT])
-            scoring.take(done.job.task, result, writer)
-            if scoring.score is not None:
-                count += 1
-                _tell(done, f"{scoring.score:.4f} ({count} of {len(scored.tasks)})")
+        told = _take(done, done.job.task, by_piece[done.job.task], rows, results)
+        if told or done.outcome is None:
+            _tell(done, told)
         _keep_so_far(results)
+
+
+def _take(
+    done: Done,
+    piece: TaskFactory,
+    missing: Sequence[tuple[str, Scoring]],
+    rows: Mapping[str, _Row],
+    results: StoredFolder,
+) -> str:
+    """Take the outcome of a piece into the rows that lack it; return what to log of their scores.
+
+    Args:
+        missing: name of each row, with its task.
+    """
+    shown = []
+    for name, scoring in missing:
+        scoring.seconds += done.seconds
+        if done.outcome is None:
+            scoring.error = done.error
+        elif name == _MODEL:
+            rows[name].take(scoring, piece, done.outcome)
+        else:
+            _take_beside(rows[name], scoring, piece, done.outcome[FURTHER][name], results)
+        if scoring.score is not None:
+            scored = rows[name].scored
+            of = f" ({len(scored.scores)} of {len(scored.tasks)})" if name == _MODEL else ""
+            shown.append(f"{name} {scoring.score:.4f}{of}".strip())
+    return ", ".join(shown)
+
+
+def _take_beside(
+    row: _Row, scoring: Scoring, piece: TaskFactory, outcome: Outcome, results: StoredFolder
+) -> None:
+    """Write the result of a further row. BM25's are those of every model, and evaluations of other
+    models may write them at the same time.
+    """
+    with open_results(results.local, row.scored.meta, _SECONDS_OF_A_WRITE):
+        row.take(scoring, piece, outcome)
 
 
 def _run(jobs: Sequence[Job], model: ModelSpec | Bm25, pool: Pool, store: Store) -> Iterator[Done]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rayembed.config.small_vectors import Precision
 from rayembed.display.tables import Cell, Table, best_of, show
@@ -24,6 +24,13 @@ _MEANS = {MEAN: "Mean", OF_OWN: "Own", OF_GENERAL: "General"}
 """Headings of the means over tasks."""
 
 
+_BESIDE = {
+    "hybrid": "hybrid: BM25 and {}",
+    "reranked": "reranked: {}",
+    "hybrid-reranked": "reranked hybrid: BM25 and {}",
+}
+"""Label of a row that is made of a model's search."""
+
 MERGED = "-merged-"
 """Stands between a stage and a share in the name of a mixture."""
 
@@ -44,6 +51,8 @@ class ScoreKey:
     """Whether a contextual model embeds behind its null token."""
     share: float | None = None
     """Share of the stage's model in a mixture with the untrained one; None: it is no mixture."""
+    beside: str = ""
+    """Name of a row that is made of the model's search: `hybrid`, with BM25, or reranked."""
 
     @property
     def model(self) -> str:
@@ -57,9 +66,8 @@ class ScoreKey:
             parts = [part for part in path.split("/") if part not in ("", "model", "pypi:", "hf:")]
             short = parts[-1].partition("==")[0].partition("@")[0]
             return short.replace("gt_", "").replace("_", "-")
-        if self.stage is None:
-            return "untrained"
-        return self.stage if self.share is None else f"{self.stage}{MERGED}{self.share:g}"
+        name = "untrained" if self.stage is None else self.stage
+        return name if self.share is None else f"{name}{MERGED}{self.share:g}"
 
     def label(self, stages: Sequence[str]) -> str:
         """Label for readers.
@@ -67,6 +75,8 @@ class ScoreKey:
         Args:
             stages: names of all stages of the run, in their order.
         """
+        if self.beside:
+            return _BESIDE[self.beside].format(replace(self, beside="").label(stages))
         if self.dimension is not None or self.precision != "float32":
             width = [] if self.dimension is None else [f"{self.dimension} dimensions"]
             small = [] if self.precision == "float32" else [self.precision]

@@ -184,4 +184,6 @@ def _task_draws(
         return np.zeros(_DRAWS)
     # A sample's variance is smaller than that of what it is drawn from by (count - 1) / count.
     shrunk = apart * np.sqrt(rest / variance * count / (count - 1))
-    return generator.multinomial(count, [1 / count] * count, size=_DRAWS) @ shrunk / count
+    counts = generator.multinomial(count, [1 / count] * count, size=_DRAWS)
+    draws: np.ndarray = counts @ shrunk / count
+    return draws

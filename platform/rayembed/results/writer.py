@@ -94,8 +94,13 @@ class ResultWriter:
 
 
 @contextmanager
-def open_results(folder: str | Path, meta: ModelMeta) -> Iterator[ResultWriter]:
+def open_results(
+    folder: str | Path, meta: ModelMeta, wait_seconds: float = 0
+) -> Iterator[ResultWriter]:
     """Open the writer of a model's results, exclusively on this machine for the context.
+
+    Args:
+        wait_seconds: how long another process may still write them.
 
     Raises:
         ArtifactError: another process writes them.
@@ -103,7 +108,7 @@ def open_results(folder: str | Path, meta: ModelMeta) -> Iterator[ResultWriter]:
     writer = ResultWriter(Path(folder), meta)
     writer.place.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(writer.place / _LOCK).acquire(timeout=0):
+        with FileLock(writer.place / _LOCK).acquire(timeout=wait_seconds):
             yield writer
     except Timeout:
         raise ArtifactError(

@@ -18,7 +18,7 @@ from rayembed.errors import RayembedError, WorkerError
 from rayembed.evaluation.model_spec import ModelSpec
 from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
 from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
-from rayembed.evaluation.pooled.pool import Call, bucket_of, do
+from rayembed.evaluation.pooled.pool import Call, do, number_of
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class RayPool:
                 call = again.popleft() if again else next(waiting, None)
                 if call is None:
                     break
-                loads, home = turn.loads(), bucket_of(call).number
+                loads, home = turn.loads(), number_of(call)
                 # Of equal ones the bucket's own, so that runners begin with different workers.
                 number = min(open_for, key=lambda n: (loads[n], (n - home) % len(self._workers)))
                 reference = self._workers[number].do.remote(call, queries, context)

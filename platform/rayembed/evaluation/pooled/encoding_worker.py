@@ -6,8 +6,9 @@ Q queries, N texts of a unit, D embedding width, k results.
 """
 
 import json
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -82,6 +83,10 @@ class Found:
     """(R,) float32."""
     again: np.ndarray | None = None
     """(R,) float32 scores of a second look, NaN of entries that get none; None: there is none."""
+    embedded: int = 0
+    """Texts of the unit that were embedded for it, not read from the store."""
+    seconds: float = 0.0
+    """Time that it took to embed them."""
 
 
 class EncodingWorker:
@@ -92,7 +97,9 @@ class EncodingWorker:
         self._similarity: Similarity = spec.similarity
         self._stored = spec.stored
         self._store = store
-        self._device = device
+        self.device = device
+        """Name of the device that the model computes on."""
+        self._embedded, self._seconds = 0, 0.0
         self._products = partial(rounded_products, spec.conditions.get("dtype", ""), device)
 
     def learn(self, name: str, context: np.ndarray | None) -> None:
@@ -119,8 +126,11 @@ class EncodingWorker:
         missing = [place for place, key in enumerate(keys) if key not in known]
         if missing:
             texts = [unit.texts[place] for place in missing]
+            began = time.perf_counter()
             with self._products():
                 made = np.asarray(self._embed_texts(texts, unit.bucket.encode_spec))
+            self._embedded += len(texts)
+            self._seconds += time.perf_counter() - began
             made = _finite(texts, made)
             if self._store is not None:
                 self._store.write(unit.bucket, hashes[missing], made)
@@ -134,12 +144,15 @@ class EncodingWorker:
         Args:
             queries: (Q, D) as `comparable` gives them.
         """
+        embedded, seconds = self._embedded, self._seconds
         documents = comparable(self.embed(asked.unit), self._similarity)
         if isinstance(asked, PairScores):
-            return Found(asked.query, asked.document, self._of_pairs(asked, queries, documents))
-        if self._stored.precision == "binary":
-            return self._best_by_bits(asked, queries, documents)
-        return self._best(asked, queries, documents)
+            found = Found(asked.query, asked.document, self._of_pairs(asked, queries, documents))
+        elif self._stored.precision == "binary":
+            found = self._best_by_bits(asked, queries, documents)
+        else:
+            found = self._best(asked, queries, documents)
+        return replace(found, embedded=self._embedded - embedded, seconds=self._seconds - seconds)
 
     def _of_pairs(
         self, asked: PairScores, queries: np.ndarray, documents: np.ndarray
@@ -164,9 +177,9 @@ class EncodingWorker:
         if self._stored.precision == "int8":
             queries, documents = codes(queries), codes(documents)
             factor = np.float32(score_of_code_product(documents.shape[1]))
-        right = torch.from_numpy(documents).to(self._device)
+        right = torch.from_numpy(documents).to(self.device)
         # Copied: what Ray shares cannot be written, which torch wants to be able to.
-        left = torch.tensor(queries, device=self._device)
+        left = torch.tensor(queries, device=self.device)
         tiles = tiles_of(left.device, left.shape[1])
         found: Iterable[Best | Above]
         if asked.lowest is None:
@@ -174,7 +187,7 @@ class EncodingWorker:
         else:
             # Products of codes are whole numbers: what they were before the factor is known again.
             whole = np.rint(asked.lowest / factor) if factor != 1 else asked.lowest
-            lowest = torch.tensor(whole, device=self._device)
+            lowest = torch.tensor(whole, device=self.device)
             found = documents_above(left, right, lowest, tiles)
         rows, values, places = (
             [np.empty(0, np.int64)],

@@ -36,6 +36,7 @@ from rayembed.evaluation.pooled.encoding_worker import (
 )
 from rayembed.evaluation.pooled.pool import Call, Pool
 from rayembed.machine.quantisation import quantised
+from rayembed.results.costs import Cost
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,9 @@ class PooledModel:
         progress: Progress = lambda _task, _done, _of: None,
     ) -> None:
         self.mteb_model_meta = spec.meta
-        self._spec, self._pool, self._progress = spec, pool, progress
+        self._spec, self.pool, self._progress = spec, pool, progress
+        self.cost = Cost()
+        """Cost of the corpora that were searched."""
         self._corpus: Any = None
         self._contexts: dict[tuple[str, str, str], tuple[str, Any]] = {}
         """Name of each task's, split's and subset's context, and what the pool made of it."""
@@ -138,7 +141,8 @@ class PooledModel:
         query_spec, context = self._in_context(query_spec, key, lambda: all_documents(corpus))
         document_spec = replace(document_spec, context=query_spec.context)
         vectors = self._embed(texts, query_spec, task, context)
-        asked = self._pool.share(comparable(vectors, self._spec.similarity))
+        self.cost += Cost(bytes_per_document=self._spec.stored.bytes_of(vectors.shape[1]))
+        asked = self.pool.share(comparable(vectors, self._spec.similarity))
         if top_ranked is not None:
             found = self._rerank(corpus, ids, asked, document_spec, top_ranked, task, context)
         else:
@@ -175,7 +179,7 @@ class PooledModel:
             drawn = draw_context(texts(), spec.num_context, seed=spec.context_seed)
             self._contexts[key] = "", None
             if drawn.documents:
-                self._contexts[key] = drawn.name, self._pool.share(packed(drawn.documents))
+                self._contexts[key] = drawn.name, self.pool.share(packed(drawn.documents))
         name, shared = self._contexts[key]
         return replace(encode_spec, context=name), shared
 
@@ -218,6 +222,7 @@ class PooledModel:
 
         self._known += len(corpus)
         for unit, found in self._run(units, call, task, queries, context):
+            self.cost += Cost(found.embedded, found.seconds)
             entry, row = _rows_of(unit, found.document)
             again = None if found.again is None else found.again[entry]
             best.add(found.query[entry], row, found.score[entry], again)
@@ -261,6 +266,7 @@ class PooledModel:
         scores = np.empty(len(pairs_row), np.float32)
         self._known += len(wanted)
         for unit, found in self._run(units, call, task, queries, context):
+            self.cost += Cost(found.embedded, found.seconds)
             scores[pairs.pop(id(unit))] = found.score
         order = np.lexsort((pairs_row, -scores, pairs_query))
         return pairs_query[order], pairs_row[order], scores[order]
@@ -312,7 +318,7 @@ class PooledModel:
                 by_call[id(call)] = unit
                 yield call
 
-        for call, found in self._pool.run(calls(), queries, context):
+        for call, found in self.pool.run(calls(), queries, context):
             unit = by_call.pop(id(call))
             yield unit, found
             self._done += len(unit.row)

@@ -13,9 +13,10 @@ from rayembed.evaluation.pooled.encoding_worker import (
     PairScores,
     TopDocuments,
 )
+from rayembed.evaluation.pooled.rerank import QueryPairs, rerank
 
-Call = TextUnit | TopDocuments | PairScores
-"""A unit to embed, or to search in."""
+Call = TextUnit | TopDocuments | PairScores | QueryPairs
+"""A unit to embed or to search in, or pairs for a cross-encoder."""
 
 
 class Pool(Protocol):
@@ -29,7 +30,7 @@ class Pool(Protocol):
         self, calls: Iterable[Call], queries: Any = None, context: Any = None
     ) -> Iterator[tuple[Call, Any]]:
         """Run calls and yield each with its result as they finish: `EncodingWorker.embed` or
-        `search`.
+        `search`, or `rerank`.
 
         Calls are taken from the iterable only when a worker is free to take them soon, so that what
         waits in memory is bounded by the number of workers.
@@ -59,8 +60,12 @@ class OneWorker:
             yield call, do(self.worker, call, queries, context)
 
 
-def bucket_of(call: Call) -> EmbeddingBucket:
-    """The bucket of the call's texts."""
+def number_of(call: Call) -> int:
+    """Number of the call's bucket or query, by which workers take turns."""
+    return call.number if isinstance(call, QueryPairs) else _bucket_of(call).number
+
+
+def _bucket_of(call: TextUnit | TopDocuments | PairScores) -> EmbeddingBucket:
     return call.bucket if isinstance(call, TextUnit) else call.unit.bucket
 
 
@@ -68,7 +73,9 @@ def do(
     worker: EncodingWorker, call: Call, queries: Any, context: np.ndarray | None = None
 ) -> np.ndarray | Found:
     """Execute the call on this worker."""
-    worker.learn(bucket_of(call).encode_spec.context, context)
+    if isinstance(call, QueryPairs):
+        return rerank(call, worker.device)
+    worker.learn(_bucket_of(call).encode_spec.context, context)
     return worker.embed(call) if isinstance(call, TextUnit) else worker.search(call, queries)
 
 

@@ -245,6 +245,8 @@ def models_of(run: Run) -> Iterator[tuple[str, str]]:
         for place, baseline in enumerate(run.evaluation.baselines):
             if baseline != BM25:
                 yield f"evaluation.baselines.{place}", baseline
+        if run.evaluation.reranker is not None:
+            yield "evaluation.reranker.model", run.evaluation.reranker.model
 
 
 def _check_model(setting: str, reference: str) -> None:

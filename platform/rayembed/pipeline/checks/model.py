@@ -82,6 +82,8 @@ def check_inputs(run: Run) -> PromptTokenizer:
         for place, baseline in enumerate(run.evaluation.baselines):
             if baseline != BM25:
                 _check_encoder(f"evaluation.baselines.{place}", baseline)
+        if (reranker := run.evaluation.reranker) is not None:
+            check_cross_encoder(resolve_model(reranker.model), reranker.model)
         tasks = _tasks(run)
         settings = Prompts(instructions=run.evaluation.instructions)
         check_task_names(settings, own_names(run))

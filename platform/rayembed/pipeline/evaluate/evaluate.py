@@ -10,12 +10,13 @@ from rayembed.config.evaluation import BM25, EvaluationRun
 from rayembed.config.named_benchmarks import job_benchmark, job_benchmark_names
 from rayembed.errors import RayembedError
 from rayembed.evaluation.benchmarks import MtebTask
-from rayembed.evaluation.bm25 import Bm25, bm25_meta
+from rayembed.evaluation.bm25 import Bm25, bm25_meta, bm25_revision
+from rayembed.evaluation.hybrid import Baselines, baselines_of
 from rayembed.evaluation.jobs import Done, TaskFactory
 from rayembed.evaluation.model_spec import ModelSpec
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.pool import Workers
-from rayembed.evaluation.run_scores import bm25_revision, make_spec
+from rayembed.evaluation.run_scores import make_spec
 from rayembed.evaluation.score import ModelScores, Store, meta_of, score
 from rayembed.machine.device import placed_here
 from rayembed.machine.hardware import Precision
@@ -87,7 +88,17 @@ def evaluate(run: EvaluationRun) -> EvaluationResult:
     )
     # No JSON: mteb takes every JSON file there for the result of a task.
     about = {"evaluation.yaml": run.published()}
-    scored = score(model, factories, pool, store, about=about, beside=beside, on_done=take)
+    scored = score(
+        model,
+        factories,
+        pool,
+        store,
+        about=about,
+        baselines=_baselines(run, factories),
+        price_per_hour=run.placement.price_per_hour,
+        beside=beside,
+        on_done=take,
+    )
     further = {
         name: [done_beside[job] for job in of_one if job in done_beside]
         for name, of_one in jobs.items()
@@ -106,6 +117,21 @@ def with_findings(evaluated: EvaluationResult) -> EvaluationResult:
     storage = absolute_storage(run.placement.storage_path)
     subject = ScoredModels({label: scored}, label, None, run.model.reference, storage)
     return replace(evaluated, findings=make_findings(subject, run.placement.findings))
+
+
+def _baselines(run: EvaluationRun, factories: Sequence[TaskFactory]) -> Baselines | None:
+    """Rows beside the model; None: none.
+
+    Raises:
+        AssetError: the reranker is no cross-encoder.
+    """
+    if run.baselines == "none":
+        return None
+    own = {one.name for one in run.own_sets}
+    names = (factory.name for factory in factories)
+    return baselines_of(
+        [name for name in names if run.baselines == "all" or name in own], run.reranker
+    )
 
 
 def evaluated_model(

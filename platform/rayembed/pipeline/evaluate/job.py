@@ -143,6 +143,21 @@ _READER = Reader(
             missing="no model: give --model, a folder, hf://…, models:/name@alias or a name",
         ),
         *score_options("a benchmark, see --list"),
+        option(
+            "--baselines own_sets|all|none",
+            "retrieval tasks with rows of BM25 and hybrid search; own sets by default",
+            sets="baselines",
+        ),
+        option(
+            "--reranker REFERENCE",
+            "a cross-encoder for rows with the best documents reranked",
+            sets="reranker.model",
+        ),
+        option(
+            "--price-per-hour PRICE",
+            "of one worker, for the price of a million documents",
+            sets="placement.price_per_hour",
+        ),
     ),
 )
 

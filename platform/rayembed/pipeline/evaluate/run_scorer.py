@@ -8,9 +8,11 @@ from functools import cached_property
 from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import join, remove_folder
 from rayembed.config.document import published_values, write_yaml
+from rayembed.config.evaluation import BM25
 from rayembed.config.run import Run
 from rayembed.config.small_vectors import Precision
 from rayembed.display.progress import doing
+from rayembed.evaluation.hybrid import BM25_ROW, Baselines, baselines_of
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.pool import Workers
 from rayembed.evaluation.run_scores import run_model
@@ -27,6 +29,9 @@ logger = logging.getLogger(__name__)
 class RunScorer:
     """Scores a run's models. Results lie in the run's folder.
 
+    Where BM25 is among the baselines, the untrained model, the last stage's and its mixtures have
+    rows of hybrid search as well.
+
     Args:
         runtime: whose workers take them.
     """
@@ -34,6 +39,7 @@ class RunScorer:
     def __init__(self, run: Run, folders: RunFolders, runtime: Runtime) -> None:
         self._run, self._folders, self._runtime = run, folders, runtime
         self._tasks = task_factories(run.scores)
+        self._beside: dict[ScoreKey, ModelScores] = {}
         placement = run.placement
         self._pool = runtime.pool(
             Workers(
@@ -70,13 +76,39 @@ class RunScorer:
         embeddings = join(self._folders.storage, "embeddings")
         store = Store(self._folders.results, embeddings)
         with doing(f"scoring {key.model}"):
-            scored = score(model, self._tasks, self._pool, store, about=about)
+            scored = score(
+                model,
+                self._tasks,
+                self._pool,
+                store,
+                about=about,
+                baselines=self._baselines if self._has_rows(key) else None,
+                price_per_hour=run.placement.price_per_hour,
+            )
         for _, error in scored.failed:
             raise error
         # They were for tasks with the same texts, and for a run that is killed meanwhile.
         if not keep_embeddings:
             remove_folder(embeddings)
+        self._beside |= {
+            replace(key, beside=row): of for row, of in scored.further.items() if row != BM25_ROW
+        }
         return scored
+
+    def _has_rows(self, key: ScoreKey) -> bool:
+        """Whether the run has rows beside this model: the untrained one, the last stage's or one of
+        its mixtures.
+        """
+        run = self._run
+        plain = key == ScoreKey(key.stage, share=key.share)
+        return (
+            BM25 in run.evaluation.baselines and plain and key.stage in (None, run.stages[-1].name)
+        )
+
+    @cached_property
+    def _baselines(self) -> Baselines:
+        names = [task.name for task in self._tasks]
+        return baselines_of(names, self._run.evaluation.reranker)
 
     @cached_property
     def _computed(self) -> hardware.Precision:
@@ -85,7 +117,7 @@ class RunScorer:
 
     def further(self, tell: Callable[[str, dict[str, float]], None]) -> dict[ScoreKey, ModelScores]:
         """Score the last stage's model at smaller widths, in the number types that any stage trains
-        and without context, and the baselines.
+        and without context, and the baselines; return these with the rows beside all models.
 
         Args:
             tell: takes the name of a curve in MLflow and its scores.
@@ -108,7 +140,10 @@ class RunScorer:
             scores[key] = self.score(key, keep_embeddings=same_vectors)
             if key.baseline is None:
                 tell(_curve(key), scores[key].scores)
-        return scores
+        for key, scored in self._beside.items():
+            if replace(key, beside="") == whole:
+                tell(f"eval_{key.beside}", scored.scores)
+        return scores | self._beside
 
 
 def _curve(key: ScoreKey) -> str:

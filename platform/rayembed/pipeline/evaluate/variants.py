@@ -77,7 +77,9 @@ def score_saved(
     """
     tasks = {name: getattr(scores, name) for name in Scores.model_fields}
     with doing(f"scoring {label}"):
-        result = evaluate(EvaluationRun(model=model, placement=placement, **tasks))
+        result = evaluate(
+            EvaluationRun(model=model, placement=placement, baselines="none", **tasks)
+        )
     for _, error in result.failed:
         raise error
     return result.scored

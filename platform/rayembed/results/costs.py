@@ -1,0 +1,99 @@
+"""Costs of a model's vectors, measured while it is scored: documents a second, bytes, a price.
+
+They lie beside the results in `costs.yaml`, by task.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+
+from rayembed.config.document import read_yaml, write_yaml
+
+COSTS_FILE = "costs.yaml"
+"""File next to the results that holds the costs; other tools' results lack it."""
+
+_MILLION = 1_000_000
+_SECONDS_AN_HOUR = 3600
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What it took to make and to store the vectors of a corpus, or the index of its words."""
+
+    documents: int = 0
+    """Documents that were embedded or indexed; what a store had already does not count."""
+    seconds: float = 0.0
+    """Seconds of one worker for these documents; those of several workers are summed."""
+    bytes_per_document: float | None = None
+    """Bytes that a search keeps of a document: its vector at its width and number type, or its
+    share of an index; None: not measured."""
+    price_per_hour: float | None = None
+    """Price of an hour of one worker, in the user's currency; None: not stated."""
+
+    @property
+    def documents_per_second(self) -> float | None:
+        """Documents a second of one worker; None: not measured."""
+        return self.documents / self.seconds if self.documents and self.seconds > 0 else None
+
+    @property
+    def price_of_a_million(self) -> float | None:
+        """Price of a million documents; None without a measured speed or a price."""
+        rate = self.documents_per_second
+        if rate is None or self.price_per_hour is None:
+            return None
+        return _MILLION / rate / _SECONDS_AN_HOUR * self.price_per_hour
+
+    def __add__(self, other: "Cost") -> "Cost":
+        """Return the cost of both, of one model on other documents."""
+        known = [c.bytes_per_document for c in (self, other) if c.bytes_per_document is not None]
+        price = self.price_per_hour if other.price_per_hour is None else other.price_per_hour
+        return Cost(
+            self.documents + other.documents,
+            self.seconds + other.seconds,
+            known[-1] if known else None,
+            price,
+        )
+
+    def with_index(self, index: "Cost") -> "Cost":
+        """Return the cost of these documents where a second index holds them as well."""
+        rate = index.documents_per_second
+        parts = self.bytes_per_document, index.bytes_per_document
+        return replace(
+            self,
+            seconds=self.seconds + (self.documents / rate if rate else 0.0),
+            bytes_per_document=None if None in parts else sum(filter(None, parts)),
+        )
+
+
+def costs_yaml(costs: Mapping[str, Cost]) -> str:
+    """YAML text of the costs by task, for `read_costs`."""
+    return write_yaml({task: asdict(cost) for task, cost in sorted(costs.items())})
+
+
+def read_costs(text: str) -> dict[str, Cost]:
+    """Costs by task from a text of `costs_yaml`."""
+    return {task: _cost(values) for task, values in (read_yaml(text) or {}).items()}
+
+
+def _cost(values: Mapping[str, str | None]) -> Cost:
+    """The cost of what YAML gives as texts."""
+    numbers = {name: None if text is None else float(text) for name, text in values.items()}
+    return Cost(int(numbers.pop("documents") or 0), numbers.pop("seconds") or 0.0, **numbers)
+
+
+def total(costs: Mapping[str, Cost]) -> Cost:
+    """Sum the costs of several tasks."""
+    return sum(costs.values(), Cost())
+
+
+def cost_cells(cost: Cost) -> tuple[str | None, str | None, str | None]:
+    """Documents a second, bytes a document and the price of a million, as printed."""
+    rate, size, price = (
+        cost.documents_per_second,
+        cost.bytes_per_document,
+        cost.price_of_a_million,
+    )
+    return (
+        None if rate is None else f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}",
+        None if size is None else f"{size:,.0f}",
+        None if price is None else f"{price:,.2f}",
+    )
