@@ -38,11 +38,13 @@ _SHORT = {
 }
 """Short texts, by what each checks. Both roles get them."""
 
-FOR_MISTAKES = ("a question", "a passage", "CJK", "digits after the prompt", "upper case")
+FOR_MISTAKES = ("a question", "digits after the prompt", "a passage", "CJK", "upper case")
 """Short texts, in both roles, whose vectors under a mistake are kept first."""
 
 _INSTRUCTIONS = 8
-"""Instructions, beside the default of each role, that get texts; the first by name."""
+"""Instructions, beside the default of each role, that get texts; the first by name. A few get all
+texts of `FOR_MISTAKES`, more get two."""
+_FEW = 3
 _LONGER = (300, 600)
 """Tokens of texts that are not cut, for servers that cut at 256 or 512."""
 _MOST_TOKENS = 6_144
@@ -67,7 +69,7 @@ def proof_texts(model: EmbeddingModel, instructions: Mapping[str, str]) -> list[
     pairs = [(about, text, role) for about, text in _SHORT.items() for role in get_args(Role)]
     texts = [_made(model, text, role, None, about) for about, text, role in pairs]
     for instruction, name in chosen:
-        for about in ("a question", "digits after the prompt"):
+        for about in FOR_MISTAKES if len(chosen) <= _FEW else FOR_MISTAKES[:2]:
             what = f"instruction {name}: {about}"
             texts.append(_made(model, _SHORT[about], "query", instruction, what))
     short = [text for text in texts if tokens_of(model, [text])]

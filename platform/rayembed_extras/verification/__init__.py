@@ -1,0 +1,40 @@
+"""Verify by a model's proof that a server, folder, file or object gives the model's vectors."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rayembed.proof.proof import NumberType, Proof
+    from rayembed_extras.verification.diagnose import Verdict
+
+
+def verify(
+    target: Any,
+    proof: "Proof | str | Path | None" = None,
+    *,
+    prompts: str | None = None,
+    repeat: int = 2,
+    within: "NumberType" = "int8",
+    **server: Any,
+) -> "Verdict":
+    """Compare the vectors of a target with a model's proof.
+
+    Args:
+        target: address of a server, model folder, GGUF file, registered version
+            (`models:/name@alias`), LangChain `Embeddings`, `SentenceTransformer`, or a function
+            from a list of texts to vectors.
+        proof: the model, by folder or reference, or its proof; None: the target is a folder or a
+            registered version with a proof of its own.
+        prompts: `client` sends prompts as literal text, `server` leaves them to the target; None:
+            by the kind of target, which the verdict's notes say.
+        repeat: times that each text is embedded, alone and in batches.
+        within: number type of the target, which sets the allowed cosines.
+        server: `schema`, `model`, `key` and `encoding` of an address, see `servers.open_server`.
+
+    Raises:
+        RayembedError: there is no proof, or the target is away or gives no vectors.
+    """
+    from rayembed_extras.verification.targets import verify_target
+
+    return verify_target(target, proof, prompts=prompts, repeat=repeat, within=within, **server)

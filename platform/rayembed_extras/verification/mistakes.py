@@ -1,0 +1,354 @@
+"""The usual mistakes of servers, made on a loaded model, for its proof.
+
+Each is made by the model's own tokenizer and modules. What an architecture cannot be served with is
+left out, as is what changes no vector.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from rayembed.config.types import Role
+from rayembed.models.contract import EmbeddingModel, Tokens, cost
+from rayembed.proof.check import cosines
+from rayembed.proof.proof import Mistake, ProofText
+from rayembed.proof.texts import FOR_MISTAKES, tokens_of
+from rayembed.proof.write import TOLERANCE, MistakeMaker
+from rayembed_extras.verification import wrong_passes
+
+NUMBER = 8
+"""Texts of a mistake."""
+
+_SHORT = 64
+"""Tokens of the texts that are rounded, beside the longest one."""
+_CUTS = (256, 512)
+"""Lengths at which servers cut texts unless they are told the model's."""
+_OTHER: dict[Role, Role] = {"query": "document", "document": "query"}
+_POOLINGS = {"mean": "mean pooling", "cls": "CLS pooling", "last": "last-token pooling"}
+
+
+class Served:
+    """A loaded model and the texts of its proof."""
+
+    def __init__(
+        self, model: EmbeddingModel, texts: Sequence[ProofText], right: np.ndarray
+    ) -> None:
+        self.model, self.texts, self.right = model, texts, right
+        self.tokenizer: Any = model.tokenizer
+
+    @cached_property
+    def short(self) -> tuple[int, ...]:
+        """Indices of the texts for most mistakes: some of an instruction, then the others."""
+        told = [i for i, text in enumerate(self.texts) if text.instruction is not None][:2]
+        short = [
+            i for about in FOR_MISTAKES for i, text in enumerate(self.texts) if text.about == about
+        ]
+        return tuple([*told, *short][:NUMBER])
+
+    @cached_property
+    def tokens(self) -> list[Tokens]:
+        """Tokens of the `short` texts."""
+        return self.tokens_of(self.short)
+
+    def tokens_of(self, places: Iterable[int]) -> list[Tokens]:
+        """Tokens of texts as the model reads them."""
+        return tokens_of(self.model, [self.texts[i] for i in places])
+
+    def where(self, differs: Callable[[ProofText], bool]) -> tuple[int, ...]:
+        """Indices of the first texts that differ, those of `short` before others."""
+        order = dict.fromkeys([*self.short, *range(len(self.texts))])
+        return tuple([i for i in order if differs(self.texts[i])][:NUMBER])
+
+    def changed(self, change: Callable[[ProofText], ProofText]) -> "tuple[tuple[int, ...], Any]":
+        """The first texts that a change alters, with their vectors; None if it alters none."""
+        places = self.where(lambda text: change(text) != text)
+        read = tokens_of(self.model, [change(self.texts[i]) for i in places])
+        return places, wrong_passes.embed(self.model, read) if read else None
+
+
+Made = Iterator[Mistake]
+
+
+def usual_mistakes(
+    model: EmbeddingModel, texts: Sequence[ProofText], right: np.ndarray
+) -> list[Mistake]:
+    """Make the usual mistakes that the model can be served with.
+
+    Args:
+        texts: those of the proof.
+        right: (N, D) their right vectors.
+    """
+    served = Served(model, texts, right)
+    made: list[Mistake] = []
+    for mistake in (one for make in _MAKERS for one in make(served)):
+        same = (other for other in made if other.texts == mistake.texts)
+        if not any(_equal(mistake.vectors, other.vectors) for other in same):
+            made.append(mistake)
+    return [*made, *_rounding(served)]
+
+
+def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two mistakes give the same vectors, such as two names of one pooling."""
+    if one.shape != other.shape:
+        return False
+    near, lengths = cosines(one, other)
+    return bool(near.min() >= TOLERANCE["float32"]) and np.allclose(
+        lengths, np.linalg.norm(other, axis=1), rtol=0.01
+    )
+
+
+def _prompts(served: Served) -> Made:
+    tokenizer, model = served.tokenizer, served.model
+
+    def wrong_role(text: ProofText) -> ProofText:
+        role = _OTHER[text.role]
+        prompt = tokenizer.prompt(model.instruction_of(role, None), role)
+        return replace(text, role=role, prompt=prompt) if prompt != text.prompt else text
+
+    places, vectors = served.changed(lambda text: replace(text, prompt=""))
+    if vectors is not None:
+        yield Mistake(
+            "no_prompt",
+            "no prompt before the texts",
+            "put each text's prompt before it (config_sentence_transformers.json and proof.json "
+            "have them); most servers add none by themselves",
+            places,
+            vectors,
+        )
+    places, vectors = served.changed(wrong_role)
+    if vectors is not None:
+        yield Mistake(
+            "wrong_role",
+            "the prompts of queries and documents exchanged",
+            "send queries with the prompt of queries and documents with that of documents "
+            "(input_type, prompt_name or role of the request)",
+            places,
+            vectors,
+        )
+    places, vectors = served.changed(_lower)
+    if vectors is not None:
+        yield Mistake(
+            "lower_cased",
+            "texts turned to lower case",
+            "turn lower-casing off (do_lower_case in the tokenizer's settings)",
+            places,
+            vectors,
+        )
+
+
+def _lower(text: ProofText) -> ProofText:
+    return replace(text, text=text.text.lower(), prompt=text.prompt.lower())
+
+
+def _pooling(served: Served) -> Made:
+    if not served.short:
+        return
+    found = wrong_passes.poolings(served.model, served.tokens)
+    if not found:
+        return
+    right = served.right[list(served.short)]
+    least = TOLERANCE["float32"]
+    own = [name for name, made in found.items() if cosines(made, right)[0].min() >= least]
+    named = _POOLINGS.get(own[0] if own else "", "a pooling of its own")
+    where = "mean pooling without the prompt" if own == ["pool"] else named
+    for name, words in _POOLINGS.items():
+        if name in own:
+            continue
+        what, advice = f"{words} where the model has {where}", f"set the server's pooling: {where}"
+        if own == ["pool"] and name == "mean":
+            what = "the prompt's tokens pooled, which the model leaves out"
+            advice = "take the tokens of the prompt out of the pooling (include_prompt=false)"
+        yield Mistake(
+            f"{name if name != 'last' else 'last_token'}_pooling",
+            what,
+            advice,
+            served.short,
+            found[name],
+        )
+    if not own and getattr(served.model, "pooling", None) is not None:
+        yield Mistake(
+            "no_head",
+            "mean pooling without the trained layer that pools",
+            "serve the model with its own pooling layer (pooling.safetensors); servers that know "
+            "plain poolings alone cannot serve it",
+            served.short,
+            found["pool"],
+        )
+
+
+def _modules(served: Served) -> Made:
+    model, tokens = served.model, served.tokens
+    if not tokens:
+        return
+    tried = [
+        (
+            "no_dense",
+            "the Dense layers behind the pooling left out",
+            "serve the modules behind the pooling too (2_Dense in modules.json)",
+            wrong_passes.without_projections(model, tokens),
+        ),
+        (
+            "causal_mask",
+            "the causal mask left on, which the model was trained without",
+            "turn the decoder's causal mask off (is_causal=false), or take a server that knows "
+            "this architecture",
+            wrong_passes.with_causal_mask(model, tokens),
+        ),
+        (
+            "no_normalisation",
+            "vectors that are not of length 1",
+            "turn normalisation on, or divide each vector by its length; cosines are right, dot "
+            "products are not",
+            wrong_passes.unnormalised(model, tokens),
+        ),
+        (
+            "no_corpus",
+            "the corpus of the folder left out",
+            "load corpus.safetensors of the folder as the model's context",
+            _without_corpus(model, tokens),
+        ),
+    ]
+    for name, what, advice, vectors in tried:
+        if vectors is not None:
+            yield Mistake(name, what, advice, served.short, vectors)
+
+
+def _without_corpus(model: Any, tokens: Sequence[Tokens]) -> np.ndarray | None:
+    if not model.uses_context or getattr(model, "corpus", None) is None:
+        return None
+    made: np.ndarray = wrong_passes.embed(model, tokens, model.no_context())
+    return made
+
+
+def _specials(served: Served) -> Made:
+    """Tokens around the text: the last one missing, the first one twice."""
+    if not served.tokens:
+        return
+    pretrained = served.tokenizer.pretrained
+    special = set(pretrained.all_special_ids)
+    ids = [one["input_ids"] for one in served.tokens]
+    if all(len(one) > 2 and int(one[-1]) in special for one in ids):
+        end = pretrained.convert_ids_to_tokens(int(ids[0][-1]))
+        yield Mistake(
+            "no_eos",
+            f"the end token {end} missing behind the texts",
+            f"add {end} behind each text (add_special_tokens, add_eos_token)",
+            served.short,
+            wrong_passes.embed(served.model, [_without_last(one) for one in served.tokens]),
+        )
+    first = {int(one[0]) for one in ids}
+    begin = first.pop() if len(first) == 1 else -1
+    twice = begin in special and all(int(one[1]) != begin for one in ids)
+    begin = begin if twice else pretrained.bos_token_id
+    if begin is not None:
+        name = pretrained.convert_ids_to_tokens(begin)
+        read = [_with_first(one, begin) for one in served.tokens]
+        what = f"the first token {name} added, which the model does not read"
+        advice = f"turn add_bos_token off, so that no {name} stands before a text"
+        if twice:
+            what = f"the first token {name} twice"
+            advice = (
+                f"send texts without {name}, or turn add_special_tokens (add_bos_token) off: one "
+                "of tokenizer and template adds it already"
+            )
+        yield Mistake(
+            "double_bos",
+            what,
+            advice,
+            served.short,
+            wrong_passes.embed(served.model, read),
+        )
+
+
+def _without_last(tokens: Tokens) -> Tokens:
+    return {key: value if _is_of_encoder(key) else value[:-1] for key, value in tokens.items()}
+
+
+def _with_first(tokens: Tokens, first: int) -> Tokens:
+    """Tokens with one more before them, pooled as the first one is."""
+    made = {}
+    for key, value in tokens.items():
+        new = value[:1] if key == "pool_mask" else np.zeros(1, value.dtype)
+        new = np.array([first], value.dtype) if key == "input_ids" else new
+        made[key] = value if _is_of_encoder(key) else np.concatenate([new, value])
+    return made
+
+
+def _is_of_encoder(key: str) -> bool:
+    return key.startswith("encoder_")
+
+
+def _lengths(served: Served) -> Made:
+    """Texts cut at a shorter length than the model's."""
+    tokenizer = served.tokenizer
+    for number in _CUTS:
+        longer = served.where(
+            lambda text, number=number: (
+                tokenizer.max_lengths[text.role] > number and len(text.text) > number
+            )
+        )
+        whole = served.tokens_of(longer)
+        places = [
+            i for i, one in zip(longer, whole, strict=False) if len(one["input_ids"]) > number
+        ]
+        if not places:
+            continue
+        shorter: Any = copy.copy(served.model.tokenizer)
+        shorter.max_lengths = {
+            role: min(number, length) for role, length in tokenizer.max_lengths.items()
+        }
+        texts = [served.texts[i] for i in places]
+        read = [shorter.with_prompts([t.text], [t.prompt], t.role)[0] for t in texts]
+        yield Mistake(
+            f"cut_at_{number}",
+            f"texts cut at {number} tokens",
+            f"set the server's length limit to {max(tokenizer.max_lengths.values())} tokens "
+            "(max_seq_length, max_model_len, ctx-size)",
+            tuple(places),
+            wrong_passes.embed(served.model, read),
+        )
+
+
+def _widths(served: Served) -> Made:
+    """Vectors of fewer numbers, divided by their length."""
+    full, *offered = served.model.dimensions
+    for width in offered[:2] or [full // 2]:
+        part = served.right[list(served.short), :width]
+        yield Mistake(
+            f"cut_to_{width}",
+            f"vectors cut to {width} numbers where the model has {full}",
+            f"ask for {full} numbers (dimensions, truncate_dim)",
+            served.short,
+            part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-12),
+        )
+
+
+def _rounding(served: Served) -> Made:
+    """Rounding to fewer bits, which is no mistake but sets what counts as the same.
+
+    Kept are the texts that it moves furthest, since these set the tolerances.
+    """
+    if not served.tokens or not getattr(served.model, "parts", None):
+        return
+    lengths = [cost(one) for one in served.tokens_of(range(len(served.texts)))]
+    distinct = {text.text: place for place, text in enumerate(served.texts)}
+    order = sorted(distinct.values(), key=lambda place: lengths[place])
+    # The longest apart, so that short texts are not padded to it.
+    parts = [[place for place in order if lengths[place] <= _SHORT], order[-1:]]
+    places = np.concatenate(parts).astype(int)
+    advice = "use the number type of the folder's weights, or accept it as a rounding"
+    for name, embed in (("bfloat16", wrong_passes.in_bfloat16), ("int8", wrong_passes.in_int8)):
+        made = np.concatenate([embed(served.model, served.tokens_of(part)) for part in parts])
+        furthest = np.argsort(cosines(made, served.right[places])[0])[:NUMBER]
+        texts = tuple(places[furthest].tolist())
+        yield Mistake(name, f"{name} where float32 is meant", advice, texts, made[furthest])
+
+
+_MAKERS = (_prompts, _pooling, _modules, _specials, _lengths, _widths)
+
+USUAL = MistakeMaker(usual_mistakes)
+"""The usual mistakes, for the proofs of all models."""
