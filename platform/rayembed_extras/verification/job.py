@@ -1,0 +1,97 @@
+"""The verification job: from its arguments to a verdict and an exit code."""
+
+import argparse
+import json
+import os
+
+from rayembed.pipeline.job import Job, JobContext, Option, at_least, option
+
+DIFFERS = 3
+"""Exit code where the target gives other vectors than the model."""
+
+
+def _verify(args: argparse.Namespace, context: JobContext) -> int:
+    # torch, unless the target is an address.
+    from rayembed_extras.verification.targets import verify_target
+
+    server = {
+        "schema": args.schema,
+        "model": args.model_name,
+        "encoding": args.encoding,
+        "key": os.environ.get(args.api_key_env, "").strip() or None,
+    }
+    if not args.target.startswith(("http://", "https://")):
+        server.pop("key")
+    verdict = verify_target(
+        args.target,
+        args.proof,
+        prompts=args.prompts,
+        repeat=args.repeat,
+        within=args.within,
+        tracking_uri=args.tracking_uri,
+        **{name: value for name, value in server.items() if value is not None},
+    )
+    if args.json:
+        context.out.write(json.dumps(verdict.as_json(), indent=1, ensure_ascii=False) + "\n")
+    else:
+        context.out.write(f"{verdict.line}\n")
+        context.out.writelines(f"change: {advice}\n" for advice in verdict.advice)
+        context.err.writelines(f"{note}\n" for note in verdict.notes)
+    return 0 if verdict.same else DIFFERS
+
+
+run_verify_job = Job(
+    options=(
+        Option(
+            "target",
+            {
+                "metavar": "TARGET",
+                "help": "address of a server (http://host:8000), model folder, .gguf file, or "
+                "models:/name@alias",
+            },
+        ),
+        option(
+            "--proof MODEL",
+            "the model that TARGET should be: a folder, models:/name@alias, "
+            "hf://org/name@revision, …; default: TARGET's own proof",
+        ),
+        option(
+            "--schema {openai,tei,cohere}",
+            "request and answer of the server; default: the first that answers",
+        ),
+        option(
+            "--prompts {client,server}",
+            "who puts the prompt before a text: this command, as part of the text, or the server; "
+            "default: by schema, and said",
+        ),
+        option(
+            "--model-name NAME", "name of the model in requests; default: the server's only one"
+        ),
+        option("--encoding {float,base64}", "encoding_format in OpenAI's schema"),
+        option(
+            "--api-key-env NAME",
+            "environment variable with the server's token",
+            default="RAYEMBED_API_KEY",
+        ),
+        option(
+            "--within {float32,bfloat16,int8}",
+            "number type of the server, which sets the allowed cosines",
+            default="int8",
+        ),
+        option(
+            "--repeat N",
+            "times that each text is embedded, alone and in batches",
+            type=at_least(1),
+            default=2,
+        ),
+        option("--json", "print the verdict and its figures as JSON"),
+        option(
+            "--tracking-uri URI",
+            "MLflow's address for models:/…; default: the SQLite file in outputs/",
+        ),
+    ),
+    read=lambda args: args,
+    run=_verify,
+    stopped="stopped; nothing was verified",
+)
+"""The job that verifies a target by a model's proof."""

@@ -1,0 +1,120 @@
+"""Verification of a target of any kind: find the proof, open the target, measure, diagnose."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rayembed.api.calls import check_addresses, reference_of
+from rayembed.errors import ConfigError
+from rayembed.proof.proof import NumberType, Proof, read_proof
+from rayembed.registry.registered_model import SCHEME, find_folder
+from rayembed_extras.verification.diagnose import Verdict, diagnose
+from rayembed_extras.verification.loaded import open_folder, open_gguf, open_object
+from rayembed_extras.verification.measure import Target, measure
+
+_HTTP = ("http://", "https://")
+
+
+def verify_target(
+    target: Any,
+    proof: Proof | str | Path | None,
+    *,
+    prompts: str | None = None,
+    repeat: int = 2,
+    within: NumberType = "int8",
+    tracking_uri: str | None = None,
+    **server: Any,
+) -> Verdict:
+    """Compare the vectors of a target with a model's proof; see `verify`.
+
+    Args:
+        tracking_uri: MLflow's address for registered versions; None: `MLFLOW_TRACKING_URI`.
+    """
+    if prompts not in (None, "client", "server"):
+        raise ConfigError(f"prompts = {prompts!r}; allowed: 'client', 'server'")
+    if repeat < 1:
+        raise ConfigError(f"repeat = {repeat!r} must be a whole number from 1 on")
+    if isinstance(target, Path):
+        target = str(target)
+    if isinstance(proof, Proof):
+        given = proof
+    else:
+        own = isinstance(target, str) and not target.startswith(_HTTP) and not _is_gguf(target)
+        named: str | Path | None = target if own and proof is None else proof
+        if named is None:
+            raise ConfigError(
+                f"no proof to compare {target!r} with; name the model that it should be (--proof): "
+                "a folder, models:/name@alias, or a hub reference"
+            )
+        given = proof_of(named, tracking_uri)
+    opened = open_target(target, given, prompts=prompts, tracking_uri=tracking_uri, **server)
+    return diagnose(given, opened, measure(opened, given.texts, repeat), within=within)
+
+
+def open_target(
+    target: Any,
+    proof: Proof,
+    *,
+    prompts: str | None = None,
+    tracking_uri: str | None = None,
+    **server: Any,
+) -> Target:
+    """Open what is verified, by its kind.
+
+    Raises:
+        RayembedError: as the openers of `servers` and `loaded`.
+    """
+    if not isinstance(target, str):
+        return open_object(target, prompts=prompts)
+    check_addresses(target=target)
+    if target.startswith(_HTTP):
+        from rayembed_extras.verification.servers import open_server
+
+        return open_server(target, prompts=prompts, **server)
+    if given := sorted(name for name, value in server.items() if value is not None):
+        raise ConfigError(
+            f"{', '.join(given)} is for the address of a server; {target!r} is none (http://…)"
+        )
+    if _is_gguf(target):
+        from rayembed.assets.resolver import resolve
+
+        length = max(proof.lengths.values())
+        return open_gguf(resolve(target), length=length, prompts=prompts)
+    return open_folder(_folder(target, tracking_uri), prompts=prompts)
+
+
+def proof_of(model: str | Path, tracking_uri: str | None = None) -> Proof:
+    """Read the proof of a model; one without a proof is loaded, and its proof made in memory.
+
+    Raises:
+        RayembedError: there is no such model, or its proof is damaged.
+    """
+    folder = _folder(str(model), tracking_uri)
+    if (known := read_proof(folder)) is not None:
+        return known
+    from rayembed.models.loading.files import weights_fingerprint
+    from rayembed.models.loading.load import load_model
+    from rayembed.models.loading.saved_prompts import saved_instructions
+    from rayembed.proof.write import prove
+
+    loaded = load_model(folder, dtype="float32")
+    made = prove(loaded, saved_instructions(folder, loaded.config))
+    return replace(made, weights=weights_fingerprint(folder))
+
+
+def _folder(model: str, tracking_uri: str | None) -> Path:
+    reference = reference_of(model)
+    uri = tracking_uri
+    if reference.startswith(SCHEME) and uri is None:
+        from rayembed.registry.tracking_uri import resolve_tracking_uri
+
+        storage = str(Path("outputs").absolute())
+        uri = resolve_tracking_uri(
+            os.environ.get("MLFLOW_TRACKING_URI"), storage, make_folder=False
+        )
+    return find_folder(reference, uri)
+
+
+def _is_gguf(target: str) -> bool:
+    return target.partition("@")[0].lower().endswith(".gguf")
