@@ -127,6 +127,7 @@ def asked(tmp_path, monkeypatch):
     values = {
         "model": {"reference": str(folder)},
         "own_sets": [{"name": "own", "path": str(own)}],
+        "baselines": "none",
         "placement": {"storage_path": str(tmp_path / "storage")},
     }
     return parse(EvaluationRun, values), texts

@@ -136,7 +136,8 @@ def test_a_member_of_an_aggregate_may_be_asked_for_as_well(tmp_path, monkeypatch
 
     def fake(job, model):
         ran.append(job.name)
-        return {"task_result": result(tmp_path, job.name, {("test", "default"): 0.5}).to_dict()}
+        found = result(tmp_path, job.name, {("test", "default"): 0.5})
+        return {"task_result": found.to_dict(), "cost": {}}
 
     monkeypatch.setattr("rayembed.evaluation.jobs.ScoreTask.run", fake)
     run = asked(tasks=[aggregate, members[0]], placement={"storage_path": str(tmp_path / "out")})
