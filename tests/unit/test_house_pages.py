@@ -1,6 +1,7 @@
 """The Python of README and the guides: it parses, what it imports is there, and it runs."""
 
 import ast
+import copy
 import functools
 import importlib
 import json
@@ -28,15 +29,22 @@ from tiny_models import save_encoder
 import rayembed
 from rayembed.api import measure, training
 from rayembed.api.training import Trained
+from rayembed.config.data_run import DataRun
+from rayembed.config.evaluation import EvaluationRun
+from rayembed.config.override import assign_all
+from rayembed.config.run import Run
 from rayembed.config.types import SHORT_NAMES
+from rayembed.errors import ConfigError
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.loading.build import build_model
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import encode
 from rayembed.pipeline.evaluate import evaluate
+from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.tracking import Tracker
 from rayembed_extras.serving.app import make_app
 from rayembed_extras.serving.service import EmbeddingService
+from rayembed_papers.backbone.settings import BackboneRun
 
 TEXTS = [f"{number} wonders of the ancient world" for number in range(40)]
 NOT_OURS = {"langchain_huggingface", "llama_index", "my_package"}
@@ -159,6 +167,53 @@ def test_commands_in_prose_are_those_of_the_reference():
     assert {name for name, _ in commands} <= set(options)
     wrong = [one for one in commands if not set(OPTION.findall(one[1])) <= options[one[0]]]
     assert wrong == []
+
+
+SETTING = re.compile(
+    r"`(?:--set )?'?((?:data|evaluation|model|placement|stages)\.[\w.-]*\w)(?:=[^`\n]*)?`"
+)
+NO_SETTINGS = {
+    "evaluation.yaml",  # a file
+    "placement.on_gpu",  # of the code
+    *("data.kind", "data.split"),  # below evaluation.validation
+}
+
+
+def test_settings_in_prose_are_those_of_a_recipe_or_a_job():
+    """Those of commands in blocks are read by test_house_guides.py."""
+    recipes = (
+        "biencoder",
+        "biencoder-corpus",
+        "nvembed-v2-public",
+        "nomic-v2-moe",
+        "cde-small",
+        "causal2vec-mistral-7b",
+    )
+    known = [(Run, get_recipe(name).model_dump(mode="json")) for name in recipes]
+    known += [(EvaluationRun, {"model": {}}), (DataRun, {}), (BackboneRun, {})]
+    named = {
+        (page.name, path)
+        for page in (ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("cluster/**/*.md"))
+        if page.stem not in {*APPLIED} - {"README"}  # settings of their own
+        for path in SETTING.findall(re.sub("```.*?```", "", page.read_text(), flags=re.DOTALL))
+    }
+    assert len(named) > 100
+
+    def there(kind, values, path):
+        names = {"stages": "stages.finetune", "data.datasets": "data.datasets.pairs"}
+        path = re.sub(r"^(stages|data\.datasets)\.[A-Z]\w*", lambda found: names[found[1]], path)
+        try:
+            assign_all(kind, copy.deepcopy(values), [f"{path}=null"])
+        except ConfigError:
+            return False
+        return True
+
+    missing = {
+        (page, path)
+        for page, path in named
+        if path not in NO_SETTINGS and not any(there(*one, path) for one in known)
+    }
+    assert missing == set()
 
 
 TRAINING = ("python", "documents", "distillation")
