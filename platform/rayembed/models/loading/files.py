@@ -143,7 +143,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
 
 def count_parameters(folder: Path) -> int | None:
-    """Number of parameters in the folder's safetensors files; None for weights in other formats."""
+    """Count the parameters in the folder's safetensors files; None for weights in other formats."""
     files = sorted(p for p in folder.rglob("*.safetensors") if p.parent.name != PROOF_FOLDER)
     if not files or any(folder.rglob("pytorch_model*.bin")):
         return None
