@@ -126,7 +126,7 @@ DATA = {
     "folder without files": (["{PATH}=hollow"], ["the folder holds no files"]),
     "folder of BEIR": (["{PATH}=beir"], ["in BEIR's layout", "source.kind=beir"]),
     "folder of other rows": (["{PATH}=mixed"], ["mixed/b.jsonl' has no such column"]),
-    "folder of other files": (["{PATH}=strange"], ["b.pdf", "rename it or take it out"]),
+    "folder of other files": (["{PATH}=strange"], ["b.pdf", "rename the file or take it out"]),
     "pattern": (["{PATH}={DIR}/*.csvv"], ["no file matches"]),
     "empty": (["{PATH}=empty.jsonl"], ["has 0 rows, none usable"]),
     "binary": (["{PATH}=binary.jsonl"], ["none usable", "not"]),

@@ -262,7 +262,7 @@ def test_files_of_all_kinds_and_what_is_wrong_with_them(tmp_path: Path) -> None:
             list(read_texts(find_sources([name], str(tmp_path))[0]))
     for name, content in (("g.txt", "\n \n"), ("h.jsonl", '{"text": null}'), ("i.txt", "")):
         (tmp_path / name).write_text(content)
-        with pytest.raises(DataError, match=rf"{name}.* no text in it"):
+        with pytest.raises(DataError, match=rf"{name}.* the file has no text"):
             list(read_texts(find_sources([name], str(tmp_path))[0]))
     with pytest.raises(ConfigError, match=r"'SciFct'.* did you mean 'SciFact'\?"):
         find_sources(["SciFct"], str(tmp_path))

@@ -357,7 +357,7 @@ def test_errors_before_anything_is_written(tmp_path: Path, parts) -> None:
         write(target, bare, config(weights={"a": 1}, in_batch_negatives=False))
     many = {"a": parts_of(tmp_path / "many", records("a", 48, languages=5)), "b": parts["b"]}
     with pytest.raises(
-        DataError, match=r"one language .* none has that many rows \(in all: 'a' 48\)"
+        DataError, match=r"one language .* none has that many rows \(rows in all: 'a' 48\)"
     ):
         write(target, {"a": many["a"]}, config(weights={"a": 1}, policy="homogeneous"))
     settings = config(policy="clustered")
@@ -367,7 +367,7 @@ def test_errors_before_anything_is_written(tmp_path: Path, parts) -> None:
         write_plan(str(target), parts, settings, batch_pairs={"a": 12, "b": 6})
     with pytest.raises(
         DataError,
-        match=r"asks for 2 hard negatives .* none of its rows has one \(0 of 48 rows of a\).*"
+        match=r"asks for 2 hard negatives .* none of its rows has any \(0 of 48 rows of a\).*"
         r"stages\.stage\.batch\.num_negatives=0",
     ):
         write(target, bare, config(weights={"a": 1}))
@@ -502,7 +502,7 @@ def test_finished_plans_are_taken_and_unfinished_ones_are_not(parts, tmp_path: P
     with pytest.raises(ArtifactError, match="other data or settings"):
         write_plan(str(folder), parts, config(seed=9))
     write_json(str(folder / "manifest.json"), {"code": 0})
-    with pytest.raises(ArtifactError, match="layout 0"):
+    with pytest.raises(ArtifactError, match="layout version 0"):
         BatchPlan.open(str(folder))
 
 

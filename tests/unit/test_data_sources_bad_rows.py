@@ -199,5 +199,5 @@ def test_the_share_of_bad_rows_is_no_reason_to_convert_again(tmp_path: Path, mon
     assert done == [], "all rows were read"
     assert made(0.4).reused
     assert made(0.4).folder == first.folder
-    with pytest.raises(DataError, match=r"1 of 3 rows .*the share 0\.2 .*\n.*not JSON"):
+    with pytest.raises(DataError, match=r"1 of 3 rows .*the allowed share 0\.2\. .*\n.*not JSON"):
         made(0.2)

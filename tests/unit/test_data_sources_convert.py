@@ -172,7 +172,8 @@ def test_wrong_types_are_rejected_row_by_row_with_the_reason(tmp_path: Path) -> 
     write_jsonl(tmp_path / "a.jsonl", good + bad)
     source = {"kind": "pairs", "path": str(tmp_path / "a.jsonl"), "language": "lang"}
     with pytest.raises(
-        DataError, match=r"5 of 11 rows .*the share 0\.4 .*max_rejected_share to 0\.46.*\n.*neither"
+        DataError,
+        match=r"5 of 11 rows .*the allowed share 0\.4\. .*max_rejected_share to 0\.46.*\n.*neither",
     ):
         made_records(tmp_path / "out", source | {"max_rejected_share": 0.4})
     records, made = made_records(tmp_path / "out", source | {"max_rejected_share": 0.5})
