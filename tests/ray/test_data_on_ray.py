@@ -175,7 +175,7 @@ def test_a_process_that_hangs_is_replaced_and_a_unit_that_always_hangs_is_named(
         if "another process repeats the unit" in r.getMessage()
     ]
     named = Counter(
-        text.partition(" took longer than placement.unit_seconds=6; ")[0] for text in told
+        text.partition(" took longer than placement.unit_seconds=6, so ")[0] for text in told
     )
     assert named == {"the unit 2": 1, "the unit -1": 3}
 
