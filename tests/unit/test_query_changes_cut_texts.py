@@ -59,7 +59,7 @@ def subject(folder, model):
 def test_shares_scores_and_files_of_a_planted_set(subject):
     finding = cut_texts(subject)
     (row,) = finding.table.rows
-    assert row[:4] == ["planted", str(LIMIT), "10.0%", "25.0%"]
+    assert row[:4] == ["planted", str(LIMIT), "10.0 %", "25.0 %"]
     scores = subject.judged.queries["planted"][0]
     by_query = dict(zip(sorted(QUERIES), scores, strict=True))
     cut = [by_query[q] for q in ("q8", "q-long")]
@@ -80,7 +80,7 @@ def test_warnings_name_the_setting_and_a_length_that_fits(subject, model):
     longest = len(tokenizer_of(model).pretrained(f"the world {words(60)}")["input_ids"])
     fitting = -(-longest // 8) * 8
     assert documents.startswith(
-        "25.0% of the documents of planted (5 of 20) are longer than the 20 "
+        "25.0 % of the documents of planted (5 of 20) are longer than the 20 "
     )
     assert f"99 % are within {fitting}" in documents
     assert f"train it with model.document_max_length={fitting}" in documents

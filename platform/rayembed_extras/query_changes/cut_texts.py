@@ -191,15 +191,23 @@ def _search_row(
     limits = lengths.limits
     relevant = {query: data.relevant(query) for query in data.judged if query in data.queries}
     wanted = {document for documents in relevant.values() for document in documents}
-    cut = count_cuts(lengths, model, data, [*data.queries], data.documents(wanted))
-    queries = tokens_in(
-        lengths, [*data.queries.values()], model.encode_spec(data.metadata, PromptType.query)
+    as_query, as_document = (
+        model.encode_spec(data.metadata, side) for side in (PromptType.query, PromptType.document)
     )
-    documents = tokens_in(
-        lengths,
-        document_texts(data.corpus, _spaced(len(data.corpus))),
-        model.encode_spec(data.metadata, PromptType.document),
+    queries = tokens_in(lengths, [*data.queries.values()], as_query)
+    positives = data.documents(wanted)
+    cut = CutCounts(
+        _longer(data.queries, queries, limits["query"]),
+        _longer(
+            positives,
+            tokens_in(lengths, [*positives.values()], as_document),
+            limits["document"],
+        ),
+        limits["query"],
+        limits["document"],
     )
+    some = document_texts(data.corpus, _spaced(len(data.corpus)))
+    documents = tokens_in(lengths, some, as_document)
     scores: dict[bool, list[float]] = {True: [], False: []}
     for query, result in results.items():
         touched = query in cut.queries or not cut.documents.keys().isdisjoint(
@@ -339,8 +347,8 @@ def _settings_of_scores(subject: ScoredModels, lengths: TokenLengths) -> dict[Ro
 def _warnings(rows: Sequence[CutRow]) -> Iterator[str]:
     """A line for each role of a row with many cut texts."""
     lines = [
-        f"{count.share:.1%} of the {kind} of {row.name} ({count.cut:,} of {count.texts:,}) are "
-        f"longer than the {count.limit} tokens that are read; {_FIT} % are within "
+        f"{_percent(count.share)} of the {kind} of {row.name} ({count.cut:,} of {count.texts:,}) "
+        f"are longer than the {count.limit} tokens that are read; {_FIT} % are within "
         f"{count.fitting}: {row.settings[role].format(count.fitting)}"
         for row in rows
         for role, kind, count in _by_role(row)
@@ -367,8 +375,8 @@ def _table(rows: Sequence[CutRow]) -> Table | None:
             [
                 row.name,
                 _limits(row),
-                f"{row.queries.share:.1%}",
-                f"{row.documents.share:.1%}" if row.documents.texts else "–",
+                _percent(row.queries.share),
+                _percent(row.documents.share) if row.documents.texts else "–",
                 _mean(row.of_cut),
                 _mean(row.of_whole),
             ]
@@ -378,6 +386,10 @@ def _table(rows: Sequence[CutRow]) -> Table | None:
         align="lrrrrr",
         caption="Cut: scores of queries that are cut, or of which a relevant document is",
     )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def _limits(row: CutRow) -> str:

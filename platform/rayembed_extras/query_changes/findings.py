@@ -41,6 +41,9 @@ from rayembed_extras.query_changes.training_rows import rows_with_negatives
 PAGE = "query_changes.html"
 """File of the page beside the results, or with the comparison."""
 
+_LINES = 5
+"""Tasks that have a line in the report."""
+
 
 def changes_of_run(subject: ScoredModels) -> Finding | None:
     """Compare the queries of a trained model with those of its start; None without scores of the
@@ -60,6 +63,7 @@ def changes_of_run(subject: ScoredModels) -> Finding | None:
         for data in search_data(piece)
         if (changes := _changes(data, before[piece], after[piece], sources)) is not None
     ]
+    tasks.sort(key=lambda task: not task.own)
     return _finding({PAGE: ((subject.against, about), tasks)}, subject.judged.results)
 
 
@@ -218,6 +222,8 @@ def _finding(
         for (before, after), tasks in pages.values()
         for task in tasks
     ]
+    if len(lines) > _LINES:
+        lines = [*lines[:_LINES], f"{len(lines) - _LINES} further tasks are on the page"]
     every = [task for _, tasks in pages.values() for task in tasks]
     if not every:
         return Finding()

@@ -33,7 +33,7 @@ def changes_page(before: str, after: str, tasks: Sequence[TaskChanges]) -> str:
         after=after,
         shown=SHOWN,
         causes=causes_table(tasks),
-        none=NONE,
+        no_cause=NONE,
         tasks=[
             {
                 "name": task.name,

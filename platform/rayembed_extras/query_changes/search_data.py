@@ -18,6 +18,13 @@ Results = Mapping[str, QueryResult]
 """Results of a model by query."""
 
 
+_ROWS_AT_ONCE = 65_536
+"""Ids of a corpus that are in memory at once."""
+
+_MOST_TEXTS = 2_000_000
+"""Texts of a task up to which its data are read again for findings."""
+
+
 @dataclass(frozen=True)
 class SearchData:
     """One split and subset of a retrieval task."""
@@ -40,20 +47,26 @@ class SearchData:
 
     def documents(self, ids: Iterable[str]) -> dict[str, str]:
         """Title and text of documents by id; ids that the corpus lacks are left out."""
-        wanted = set(ids)
-        rows = {name: row for row, name in enumerate(self.corpus["id"]) if name in wanted}
+        wanted, names = set(ids), self.corpus.select_columns(["id"])
+        rows = {
+            name: first + place
+            for first in range(0, len(names), _ROWS_AT_ONCE)
+            for place, name in enumerate(names[first : first + _ROWS_AT_ONCE]["id"])
+            if name in wanted
+        }
         texts = document_texts(self.corpus, list(rows.values())) if rows else []
         return dict(zip(rows, texts, strict=True))
 
 
 def search_data(factory: TaskFactory) -> Iterator[SearchData]:
-    """Load a task and yield each of its splits and subsets; none of tasks that are no retrieval.
+    """Load a task and yield each of its splits and subsets; none of tasks that are no retrieval or
+    have more than two million texts.
 
     Raises:
         RayembedError: the data cannot be had.
     """
     task = factory.load()
-    if not isinstance(task, AbsTaskRetrieval):
+    if not isinstance(task, AbsTaskRetrieval) or factory.num_texts > _MOST_TEXTS:
         return
     load_data(task)
     places = [(split, subset) for subset in task.hf_subsets for split in task.eval_splits]
