@@ -244,8 +244,8 @@ def scored_set(given, folder, spec, store):
     """Main score of the own set, and nDCG@10 of the first queries."""
     from rayembed.config.own_sets import RetrievalSet
     from rayembed.evaluation.own_set import OwnTask
-    from rayembed.evaluation.query_results import OF_QUERIES
     from rayembed.evaluation.score import score
+    from rayembed.results.scores import OF_QUERIES
 
     texts = given.documents + given.queries
     task = OwnTask(RetrievalSet(name="Scale", path=str(folder)))

@@ -161,7 +161,7 @@ def measured(file, name):
 
 
 def _of_queries(file):
-    from rayembed.evaluation.query_results import OF_QUERIES
+    from rayembed.results.scores import OF_QUERIES
 
     (row,) = json.loads(file.read_text())["scores"]["test"]
     return [round(score, 5) for score in row[OF_QUERIES]]

@@ -4,7 +4,8 @@ import math
 
 import mteb
 
-from rayembed.evaluation.query_results import BEST_OF_QUERIES, OF_QUERIES
+from rayembed.evaluation.query_results import BEST_OF_QUERIES
+from rayembed.results.scores import OF_QUERIES
 
 
 def scores(model, task):

@@ -15,9 +15,10 @@ from rayembed.config.run_evaluation import GuardConfig, own_sets_of
 from rayembed.config.settings import changed
 from rayembed.display.tables import show
 from rayembed.errors import ConfigError
+from rayembed.evaluation.score import gain
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey
 from rayembed.pipeline.evaluate.general_tasks import with_fitting_tasks
-from rayembed.pipeline.evaluate.guard import Judged, choice, gain, remove_mixtures, verdict
+from rayembed.pipeline.evaluate.guard import Judged, choice, remove_mixtures, verdict
 from rayembed.pipeline.run.folders import RunFolders
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.recipes.sample import Wikipedia

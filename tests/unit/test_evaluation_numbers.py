@@ -142,7 +142,7 @@ def test_an_evaluation_with_other_libraries_is_one_warning_and_takes_nothing_aga
     assert len(texts) == 4
     texts.clear()
     before = contents(results)
-    (told,) = [path for path in before if path.endswith("versions.yaml")]
+    (told,) = [path for path in before if path.endswith("versions.yaml") and "bm25" not in path]
     was = versions.versions()["transformers"]
     assert f"transformers: {was}" in before[told].decode()
     installed |= {"transformers": "99.0", "mteb": "99.0"}
@@ -170,7 +170,10 @@ def test_a_raised_number_takes_scores_or_embeddings_again_and_keeps_the_former(
     assert len(texts) == 4
     after = contents(results)
     assert {path: after[path] for path in before} == before
-    assert len([path for path in after if path.endswith("versions.yaml")]) == 3
+    kept = [path.split("/")[0] for path in after if path.endswith("versions.yaml")]
+    rows = {row: sum(name.endswith(row) for name in kept) for row in ("bm25", "hybrid")}
+    assert rows == {"bm25": 1, "hybrid": 3}, "BM25 depends on neither model nor vectors"
+    assert len(kept) == 1 + 3 + 3
 
 
 def test_an_own_set_is_read_again_under_a_raised_number_of_scores(asked, monkeypatch):

@@ -25,7 +25,7 @@ from rayembed.evaluation.pooled.embedding_store import (
 from rayembed.evaluation.pooled.encoding_worker import EncodingWorker, TopDocuments
 from rayembed.evaluation.pooled.model import PooledModel, document_texts
 from rayembed.evaluation.pooled.pool import OneWorker
-from rayembed.evaluation.query_results import OF_QUERIES
+from rayembed.results.scores import OF_QUERIES
 
 
 def pooled(spec, store=None):

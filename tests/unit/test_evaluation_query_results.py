@@ -9,7 +9,8 @@ from word_model import WordSpec
 from rayembed.config.own_sets import RetrievalSet
 from rayembed.evaluation.jobs import TASK_RESULT, ScoreTask
 from rayembed.evaluation.own_set import OwnTask
-from rayembed.evaluation.query_results import OF_QUERIES, query_results
+from rayembed.evaluation.query_results import query_results
+from rayembed.results.scores import OF_QUERIES
 from rayembed.results.writer import open_results
 
 

@@ -103,7 +103,7 @@ def test_results_are_read_back_by_mteb_and_nothing_is_embedded_again(run, tmp_pa
     assert folder.name.startswith("abc-")
     names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     of_mteb = {f"{n}.json" for n in TASK_NAMES} | {"model_meta.json", "run_settings.jsonl"}
-    assert names == of_mteb | {"prompts.yaml", "versions.yaml"}
+    assert names == of_mteb | {"costs.yaml", "prompts.yaml", "versions.yaml"}
     for name in TASK_NAMES:
         assert mteb.TaskResult.from_disk(folder / f"{name}.json").get_score() == first[name]
     meta = model_meta("org/m", folder.name)

@@ -312,7 +312,7 @@ def test_a_runs_models_are_scored_in_the_type_of_its_workers(
 
     def score(model, *_, **__):
         seen.append(model.settings.dtype)
-        return SimpleNamespace(failed=[])
+        return SimpleNamespace(failed=[], further={})
 
     monkeypatch.setattr(run_scorer, "score", score)
     monkeypatch.setattr(run_scorer, "task_factories", lambda scores: [])

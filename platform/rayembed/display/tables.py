@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 MISSING = "–"
 """Placeholder of an unknown number."""
 
+NOISE = "≈"
+"""Mark in the terminal before a difference that chance explains."""
+
+NOISE_CAPTION = f"{NOISE}: within noise, as the 95 % interval of the difference includes 0"
+"""Line below a table in the terminal with such differences."""
+
 WIDTH = 140
 """Width of the output in columns where it is not a terminal, such as a job's log."""
 
@@ -38,6 +44,8 @@ class Cell:
     """Placeholder of a missing number."""
     digits: int = 3
     """Number of printed decimals."""
+    noise: bool = False
+    """Whether chance explains the difference; it is then marked so."""
 
     @property
     def is_missing(self) -> bool:
@@ -56,8 +64,9 @@ class Cell:
             return Text(self.gap, style="dim")
         shown = Text.assemble((f"{self.value:.{self.digits}f}", "bold" if self.best else ""))
         if self.difference is not None:
-            colour = "green" if self.difference > 0 else "red"
-            shown.append(f"{between}{self.difference:+.{self.digits}f}", style=colour)
+            colour = "dim" if self.noise else "green" if self.difference > 0 else "red"
+            mark = NOISE if self.noise else ""
+            shown.append(f"{between}{mark}{self.difference:+.{self.digits}f}", style=colour)
         return shown
 
     def markdown(self) -> str:
@@ -68,7 +77,8 @@ class Cell:
         bold = f"**{value}**" if self.best else value
         if self.difference is None:
             return bold
-        return f"{bold} ({self.difference:+.{self.digits}f})"
+        noise = ", within noise" if self.noise else ""
+        return f"{bold} ({self.difference:+.{self.digits}f}{noise})"
 
 
 def best_of(values: Iterable[float | None], digits: int) -> float | None:

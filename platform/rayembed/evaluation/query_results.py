@@ -12,8 +12,7 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
-OF_QUERIES = "ndcg_at_10_of_queries"
-"""nDCG@10 of each query, in the order of their ids."""
+from rayembed.results.scores import OF_QUERIES
 
 BEST_OF_QUERIES = "best_10_of_queries"
 """Id of each query and of its ten best documents, in the order of `OF_QUERIES`."""

@@ -43,10 +43,11 @@ from rayembed.evaluation.plan import Scoring, find_results, retrieval_only
 from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
 from rayembed.evaluation.pooled.here import finish
 from rayembed.evaluation.prompts_table import prompts_record, with_earlier_tasks
-from rayembed.evaluation.query_results import OF_QUERIES
 from rayembed.models.versions import LIBRARIES, versions, warn_of_other_versions
 from rayembed.results.costs import COSTS_FILE, Cost, costs_yaml, read_costs, total
 from rayembed.results.files import CONDITIONS_FILE
+from rayembed.results.intervals import PairedDifference, mean_difference
+from rayembed.results.scores import OF_QUERIES
 from rayembed.results.writer import ResultWriter, open_results
 
 logger = logging.getLogger(__name__)
@@ -182,7 +183,10 @@ def score(
                 rows[name] = _opened(beside_it, chosen, results, price_per_hour)
                 of_model.scored.further[name] = rows[name].scored
         for name, row in rows.items():
-            row.describe(None if name == BM25_ROW else model, {} if name == BM25_ROW else about)
+            of_words = name == BM25_ROW  # the same of every model
+            first = row.describe(None if of_words else model, None if of_words else about)
+            if name == _MODEL:
+                warn_of_other_versions(f"results in {row.scored.results!r}", read_yaml(first))
         try:
             _do_what_is_missing(rows, model, pool, store, results, baselines, beside, on_done)
         finally:
@@ -202,16 +206,17 @@ class _Row:
     writer: ResultWriter
     price_per_hour: float | None
 
-    def describe(self, model: ModelSpec | Bm25 | None, about: Mapping[str, str] | None) -> None:
-        """Write how the scores are made: further files, versions, and the prompts of a model."""
+    def describe(self, model: ModelSpec | Bm25 | None, about: Mapping[str, str] | None) -> str:
+        """Write how the scores are made: further files, the prompts of a model and, the first time,
+        versions of libraries; return these as YAML.
+        """
         for name, text in (about or {}).items():
             self.writer.keep(name, text)
         if model is not None and not isinstance(model, Bm25):
             record = prompts_record(model, [task.factory.load() for task in self.scored.tasks])
             earlier = self.writer.kept(CONDITIONS_FILE)
             self.writer.keep(CONDITIONS_FILE, write_yaml(with_earlier_tasks(record, earlier)))
-        first = self.writer.keep_first("versions.yaml", write_yaml(versions(_PACKAGES)))
-        warn_of_other_versions(f"results in {self.scored.results!r}", read_yaml(first))
+        return self.writer.keep_first("versions.yaml", write_yaml(versions(_PACKAGES)))
 
     def take(self, scoring: Scoring, piece: TaskFactory, outcome: Outcome) -> None:
         """Write a piece's result and its cost, unless the row has that result."""
@@ -219,7 +224,7 @@ class _Row:
             return
         scoring.take(piece, mteb.TaskResult.from_dict(outcome[TASK_RESULT]), self.writer)
         costs = self.scored.costs
-        measured = Cost(**outcome[COST])
+        measured = Cost(**outcome.get(COST, {}))
         if measured == Cost():  # a task without a search
             return
         cost = costs.get(piece.name, Cost()) + measured
@@ -362,3 +367,11 @@ def _tell(done: Done, what: str) -> None:
         logger.warning("%s failed: %s", done.job.name, done.error)
     else:
         logger.info("%s  %s, %.1f s", done.job.name, what, done.seconds)
+
+
+def gain(model: ModelScores, base: ModelScores, tasks: Sequence[str]) -> PairedDifference:
+    """Mean difference over tasks between a model's score and the base's, with a paired bootstrap
+    interval over queries: these tasks are what the models are judged by, not a sample of others.
+    """
+    differences = {task: model.scores[task] - base.scores[task] for task in tasks}
+    return mean_difference(differences, model.queries, base.queries)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rayembed.config.small_vectors import Precision
-from rayembed.display.tables import Cell, Table, best_of, show
+from rayembed.display.tables import NOISE_CAPTION, Cell, Table, best_of, show
 from rayembed.results.scores import MEAN, OF_GENERAL, OF_OWN, means
 
 _HEADINGS: Mapping[str, tuple[str, str, str]] = {
@@ -106,6 +106,8 @@ class ScoreTable:
     """Label of the row that differences refer to; None: no differences are shown."""
     own: Collection[str] = ()
     """Names of the tasks on the user's own data, whose mean is separate."""
+    noise: Collection[tuple[str, str]] = ()
+    """Labels and tasks, or headings of means, of the differences that chance explains."""
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -125,7 +127,8 @@ class ScoreTable:
         """The number in a model's row and a task's column."""
         score = self.score(label, task)
         best = score is not None and round(score, 3) == self.best(task)
-        return Cell(score, self.difference(label, task), best)
+        noise = (label, task) in self.noise
+        return Cell(score, self.difference(label, task), best, noise=noise)
 
     @property
     def kinds(self) -> dict[str, list[str]]:
@@ -150,7 +153,7 @@ class ScoreTable:
             }
             for label in self.rows
         }
-        return ScoreTable(known, self.base)
+        return ScoreTable(known, self.base, noise=self.noise)
 
     def difference(self, label: str, task: str) -> float | None:
         """Score minus the base's score; None for the base itself and where either is missing."""
@@ -206,6 +209,7 @@ def score_table(table: ScoreTable, *, title: str = "", with_mean: bool = False) 
         narrow=["Model", *map(_narrow, table.tasks), *last],
         look="lined",
         folds=True,
+        caption=NOISE_CAPTION if table.noise else "",
     )
 
 

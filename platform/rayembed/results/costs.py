@@ -3,7 +3,7 @@
 They lie beside the results in `costs.yaml`, by task.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from rayembed.config.document import read_yaml, write_yaml
@@ -85,15 +85,20 @@ def total(costs: Mapping[str, Cost]) -> Cost:
     return sum(costs.values(), Cost())
 
 
-def cost_cells(cost: Cost) -> tuple[str | None, str | None, str | None]:
-    """Documents a second, bytes a document and the price of a million, as printed."""
-    rate, size, price = (
-        cost.documents_per_second,
-        cost.bytes_per_document,
-        cost.price_of_a_million,
-    )
-    return (
-        None if rate is None else f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}",
-        None if size is None else f"{size:,.0f}",
-        None if price is None else f"{price:,.2f}",
-    )
+def cost_columns(costs: Sequence[Cost]) -> dict[str, list[str | None]]:
+    """Heading → text of each cost: documents a second, bytes a document, the price of a million.
+
+    Headings without any number are left out.
+    """
+    columns = {
+        "Documents/s": [_shown(cost.documents_per_second, 1) for cost in costs],
+        "Bytes/document": [_shown(cost.bytes_per_document, 0) for cost in costs],
+        "Price of 1M": [_shown(cost.price_of_a_million, 2) for cost in costs],
+    }
+    return {head: texts for head, texts in columns.items() if any(texts)}
+
+
+def _shown(number: float | None, digits: int) -> str | None:
+    if number is None:
+        return None
+    return f"{number:,.{0 if digits == 1 and number >= 10 else digits}f}"

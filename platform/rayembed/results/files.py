@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ import numpy as np
 from rayembed.assets.storage import exists, join, read_bytes
 from rayembed.config.document import read_yaml
 from rayembed.errors import ArtifactError, StorageError
-from rayembed.results.scores import OTHER, TaskScore
+from rayembed.results.costs import COSTS_FILE, Cost, read_costs
+from rayembed.results.scores import OF_QUERIES, OTHER, TaskScore
 
 CONDITIONS_FILE = "prompts.yaml"
 """File next to the results that records the measurement conditions; other tools' results lack it.
@@ -99,13 +101,23 @@ def described_in(folder: str) -> Mapping[str, Description]:
     return described
 
 
+def costs_in(folder: str) -> dict[str, Cost]:
+    """Task → cost that an evaluation measured; empty of others' results."""
+    address = join(folder, COSTS_FILE)
+    return read_costs(read_bytes(address).decode()) if exists(address) else {}
+
+
 def read_score(
     address: str,
     revision: str,
     described: Mapping[str, Description],
     describe: Describe = lambda _task: None,
+    costs: Mapping[str, Cost] = MappingProxyType({}),
 ) -> TaskScore:
     """Read the score in a result file.
+
+    Args:
+        costs: of the folder's tasks, as `costs_in` gives them.
 
     Raises:
         ArtifactError: it is none of mteb's; the cause says why.
@@ -137,6 +149,12 @@ def read_score(
         date=_in_utc(result.date),
         metrics=_means([entry for _, entry in entries]),
         measured_with=measured_with,
+        queries={
+            (split, str(entry["hf_subset"])): entry[OF_QUERIES]
+            for split, entry in entries
+            if OF_QUERIES in entry
+        },
+        cost=costs.get(result.task_name),
     )
 
 

@@ -8,12 +8,17 @@ from datetime import datetime
 from typing import Any
 
 from rayembed.errors import ArtifactError
+from rayembed.results.costs import Cost
 
 OTHER = "Other"
 """Category of tasks without a known category."""
 
 MEAN, OF_OWN, OF_GENERAL = "mean", "mean/own", "mean/general"
 """Names of means over tasks: over all of one kind, over own ones and over general ones."""
+
+OF_QUERIES = "ndcg_at_10_of_queries"
+"""Entry beside mteb's scores of a retrieval that is judged by nDCG@10: that of each query, in the
+order of their ids."""
 
 Place = tuple[str, str]
 """A split and a subset of a task's data."""
@@ -44,6 +49,11 @@ class TaskScore:
     measured_with: Mapping[str, str] = field(default_factory=dict)
     """Number type, lengths, width, context and prompts of the measurement, by name; empty: not
     recorded."""
+    queries: Mapping[Place, Sequence[float]] = field(default_factory=dict)
+    """Split and subset → scores of single queries, in an order that all models share, of tasks that
+    have such; not written by `to_json`."""
+    cost: Cost | None = None
+    """Cost of the task's corpora; None: not measured. Not written by `to_json`."""
 
     @property
     def is_own(self) -> bool:
@@ -121,7 +131,7 @@ def to_json(scores: Iterable[TaskScore]) -> str:
     """JSON text of the scores, for `from_json`."""
     rows = [
         {
-            **asdict(score),
+            **{name: v for name, v in asdict(score).items() if name not in ("queries", "cost")},
             "scores": [[*place, value] for place, value in score.scores.items()],
             "date": score.date and score.date.isoformat(),
         }

@@ -5,10 +5,13 @@ Everything here is in percent, 100 times mteb's scores, as papers print them.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
+from rayembed.results.costs import Cost, total
+from rayembed.results.intervals import PairedDifference, Parts, mean_difference
 from rayembed.results.scores import TaskScore
 from rayembed_extras.comparison.benchmark_lines import Line, average_groups, averages, by_category
 from rayembed_extras.comparison.results import StoredModel
@@ -60,6 +63,10 @@ class Column:
     """`<org>/<model>`, or the short name of a published model."""
     notes: tuple[str, ...] = ()
     """Notes on the scores for the reader."""
+    queries: Mapping[str, Parts] = field(default_factory=dict)
+    """Line → scores of single queries, from 0 to 1, of lines that have such."""
+    cost: Cost = field(default_factory=Cost)
+    """Cost of the corpora of all lines, as far as it was measured."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +165,32 @@ class ModelComparison:
         ours, theirs = value(column, name), value(base, name)
         return None if ours is None or theirs is None else ours - theirs
 
+    def paired(self, column: Column, name: str) -> PairedDifference | None:
+        """The difference of a line or average with its 95 % interval, over queries and, of an
+        average of five or more lines, over tasks; None as `difference`.
+        """
+        key = column.label, name
+        if key not in self._paired:
+            self._paired[key] = self._interval(column, name)
+        return self._paired[key]
+
+    @cached_property
+    def _paired(self) -> dict[tuple[str, str], PairedDifference | None]:
+        """Intervals that were computed before, for several tables show them."""
+        return {}
+
+    def _interval(self, column: Column, name: str) -> PairedDifference | None:
+        difference, base = self.difference(column, name), self.base
+        if difference is None or base is None:
+            return None
+        members = average_groups(self.benchmark, self.lines).get(name, ())
+        lines = [line.name for line in members] or [name]
+        if not all(line in column.scores and line in base.scores for line in lines):
+            return PairedDifference(difference)  # an average that a paper states
+        apart = {line: (column.scores[line] - base.scores[line]) / PERCENT for line in lines}
+        found = mean_difference(apart, column.queries, base.queries, over_tasks=bool(members))
+        return replace(found.times(PERCENT), mean=difference)
+
     def scored(self, column: Column, lines: Sequence[Line]) -> int:
         """Number of lines on which a model has a score."""
         return sum(line.name in column.scores for line in lines)
@@ -194,7 +227,27 @@ def measured(
         origins={name: _origin(model, taken[name]) for name in scores},
         name=model.name,
         notes=_notes(label, lines, taken),
+        queries={line.name: _queries(line, taken[line.name]) for line in lines},
+        cost=total(
+            {f.task: f.cost for one in taken.values() for f in one.files if f.cost is not None}
+        ),
     )
+
+
+def _queries(line: Line, found: LineScore) -> list[Sequence[float]]:
+    """Scores of single queries of a line's places; empty where one has none.
+
+    Of an aggregate a part has the weight of its share of all places, so parts with different
+    numbers of places give none.
+    """
+    parts = line.parts or (line,)
+    if len({len(part.places) for part in parts}) > 1:
+        return []
+    files = {file.task: file.queries for file in found.files}
+    places = [(files.get(part.task, {}), place) for part in parts for place in part.places]
+    if not all(place in queries for queries, place in places):
+        return []
+    return [queries[place] for queries, place in places]
 
 
 def score_of(line: Line, results: Mapping[str, TaskScore]) -> LineScore:

@@ -6,7 +6,7 @@ import argparse
 import fnmatch
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TextIO
 
 from rayembed.assets.storage import join, write_atomic
@@ -31,6 +31,7 @@ from rayembed_extras.comparison.tables import (
     category_table,
     comparison_csv,
     comparison_markdown,
+    difference_table,
     task_tables,
 )
 
@@ -78,6 +79,9 @@ def compare_models(
         measured(model, files, benchmark, lines, label=label)
         for label, (model, files) in labelled.items()
     ]
+    if asked.price_per_hour is not None:
+        priced = [replace(column.cost, price_per_hour=asked.price_per_hour) for column in columns]
+        columns = [replace(c, cost=cost) for c, cost in zip(columns, priced, strict=True)]
     columns += in_print.columns(benchmark, lines)
     comparison = compare(benchmark, lines, columns, asked.baseline)
     written = write_comparison(comparison, asked.output)
@@ -254,7 +258,9 @@ def _print(
     findings: Sequence[Finding],
 ) -> None:
     printer = console(out)
-    for table in (category_table(comparison), *(task_tables(comparison) if asked.tasks else ())):
+    apart = difference_table(comparison, tasks=asked.tasks)
+    tables = [category_table(comparison), *(task_tables(comparison) if asked.tasks else ())]
+    for table in [*tables, *([] if apart is None else [apart])]:
         printer.print(table)
         printer.print()
     for note in comparison.notes:
@@ -331,6 +337,11 @@ COMPARISON_OPTIONS = (
         "--output FOLDER",
         "where scores.md, scores.csv, categories.png and differences.png go",
         default="outputs/comparison",
+    ),
+    option(
+        "--price-per-hour PRICE",
+        "of one worker, for the price of a million documents; default: as stored with the results",
+        type=float,
     ),
     option("--tasks", "print every task, not categories only"),
     option(

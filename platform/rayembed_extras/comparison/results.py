@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rayembed.assets.storage import file_name, join, list_files
 from rayembed.errors import ArtifactError, StorageError
-from rayembed.results.files import Description, described_in, is_result, read_score
+from rayembed.results.costs import Cost
+from rayembed.results.files import Description, costs_in, described_in, is_result, read_score
 from rayembed.results.scores import TaskScore
 
 logger = logging.getLogger(__name__)
@@ -66,14 +67,15 @@ def read_model(model: StoredModel) -> dict[str, TaskScore]:
     """
     scores: dict[str, TaskScore] = {}
     described: dict[str, Mapping[str, Description]] = {}
+    costs: dict[str, Mapping[str, Cost]] = {}
     for address in model.files:
         if file_name(address).removesuffix(".json") in scores:
             continue
         folder = address.rpartition("/")[0]
         if folder not in described:
-            described[folder] = described_in(folder)
+            described[folder], costs[folder] = described_in(folder), costs_in(folder)
         try:
-            score = read_score(address, model.revision, described[folder])
+            score = read_score(address, model.revision, described[folder], costs=costs[folder])
         except StorageError:
             raise
         except ArtifactError as error:

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from rayembed.display.tables import MISSING, Cell, Table, best_of, show
+from rayembed.display.tables import MISSING, NOISE_CAPTION, Cell, Table, best_of, show
 from rayembed.evaluation.averages import MEAN_OF_16
+from rayembed.results.costs import cost_columns
+from rayembed.results.intervals import PairedDifference
 from rayembed_extras.comparison.benchmark_lines import MEAN, Line
 from rayembed_extras.comparison.compare import Column, ModelComparison, value
 
@@ -34,9 +36,16 @@ _METRICS: Mapping[str, str] = {
 """mteb's names of main scores → the papers' names; others keep mteb's name."""
 
 
+_NARROW_COSTS = {
+    "Documents/s": "Docs\n/s",
+    "Bytes/document": "Bytes\n/doc",
+    "Price of 1M": "Price\nof 1M",
+}
+"""Headings of costs for the terminal."""
+
 _CSV_COLUMNS = (
     *("model", "name", "published", "level", "category", "task", "metric"),
-    *("score", "difference", "baseline"),
+    *("score", "difference", "low", "high", "baseline"),
     *("source", "dataset_revision", "mteb_version", "date"),
 )
 
@@ -57,18 +66,45 @@ def category_table(comparison: ModelComparison) -> Table:
         "\n".join((_SHORT.get(name, f"\n{name}"), metric_of(lines), f"({len(lines)})"))
         for name, lines in names.items()
     ]
+    costs = cost_columns([column.cost for column in comparison.columns])
+    rows: list[list[object]] = [
+        [_row_label(comparison, column), *(_average(comparison, column, n) for n in names)]
+        for column in comparison.columns
+    ]
+    for number, row in enumerate(rows):
+        row += [texts[number] or MISSING for texts in costs.values()]
+    has_noise = any(isinstance(cell, Cell) and cell.noise for row in rows for cell in row)
     return Table(
-        ["Model", *(f"{name} ({len(lines)})" for name, lines in names.items())],
-        [
-            [_row_label(comparison, column), *(_average(comparison, column, n) for n in names)]
-            for column in comparison.columns
-        ],
+        ["Model", *(f"{name} ({len(lines)})" for name, lines in names.items()), *costs],
+        rows,
         title=f"{comparison.benchmark}, by category",
         align="lr",
-        narrow=["\n\n\nModel", *narrow],
+        narrow=["\n\n\nModel", *narrow, *("\n\n" + _NARROW_COSTS[head] for head in costs)],
         look="lined",
         folds=True,
+        caption=NOISE_CAPTION if has_noise else "",
     )
+
+
+def difference_table(comparison: ModelComparison, *, tasks: bool = True) -> Table | None:
+    """Differences from the baseline with their 95 % intervals, a row for each model and average.
+
+    None where no difference has an interval.
+
+    Args:
+        tasks: whether each task has a row as well.
+    """
+    names = list(comparison.averages)
+    if tasks or not names:
+        names += [line.name for lines in comparison.categories.values() for line in lines]
+    rows = [
+        [column.label, name, apart.shown(DIGITS)]
+        for column in comparison.columns
+        for name in dict.fromkeys(names)
+        if (apart := comparison.paired(column, name)) and apart.interval is not None
+    ]
+    title = f"Less {comparison.baseline}"
+    return Table(["Model", "Task", "Difference"], rows, title=title) if rows else None
 
 
 def task_tables(comparison: ModelComparison) -> list[Table]:
@@ -83,6 +119,8 @@ def comparison_markdown(comparison: ModelComparison) -> str:
     text = [f"# {comparison.benchmark}", "", _about(comparison), ""]
     text.append(show(category_table(comparison), "markdown"))
     text += ["## Tasks", "", show(_tasks_for_markdown(comparison), "markdown")]
+    if (apart := difference_table(comparison)) is not None:
+        text += [f"## Less {comparison.baseline}", "", show(apart, "markdown")]
     if comparison.notes:
         text += ["## Notes", "", *(f"- {note}" for note in comparison.notes), ""]
     return "\n".join(text)
@@ -106,7 +144,8 @@ def comparison_csv(comparison: ModelComparison) -> str:
 
     Columns: model (label), name, published (true, false), level (task, category, benchmark),
     category (or which mean), task, metric, score (percent, full precision), difference (from the
-    baseline), baseline, source, dataset_revision, mteb_version, date.
+    baseline), low and high (its 95 % interval), baseline, source, dataset_revision, mteb_version,
+    date.
     """
     rows = []
     for column in comparison.columns:
@@ -127,7 +166,8 @@ def _csv_row(
     score = value(column, name)
     if score is None:
         return []
-    difference = comparison.difference(column, name)
+    apart = comparison.paired(column, name)
+    low, high = (apart and apart.interval) or ("", "")
     origin = column.origins.get(name)
     row: list[object] = [
         column.label,
@@ -135,7 +175,9 @@ def _csv_row(
         str(column.published).lower(),
         *place,
         score,
-        "" if difference is None else difference,
+        "" if apart is None else apart.mean,
+        low,
+        high,
         comparison.baseline or "",
         "mean of the tasks" if origin is None else origin.source,
         "" if origin is None else " ".join(origin.dataset_revisions),
@@ -188,18 +230,21 @@ def _average(comparison: ModelComparison, column: Column, name: str) -> Cell:
     gap = f"{scored} of {len(lines)}" if begun else MISSING
     score = column.averages.get(name)
     best = best_of((other.averages.get(name) for other in comparison.columns), DIGITS)
-    return _cell(score, comparison.difference(column, name), best, gap)
+    return _cell(score, comparison.paired(column, name), best, gap)
 
 
 def _score(comparison: ModelComparison, column: Column, name: str) -> Cell:
     score = column.scores.get(name)
     best = best_of((other.scores.get(name) for other in comparison.columns), DIGITS)
-    return _cell(score, comparison.difference(column, name), best, MISSING)
+    return _cell(score, comparison.paired(column, name), best, MISSING)
 
 
-def _cell(score: float | None, difference: float | None, best: float | None, gap: str) -> Cell:
+def _cell(
+    score: float | None, apart: PairedDifference | None, best: float | None, gap: str
+) -> Cell:
     is_best = score is not None and round(score, DIGITS) == best
-    return Cell(score, difference, is_best, gap, DIGITS)
+    difference, noise = (None, False) if apart is None else (apart.mean, apart.is_noise)
+    return Cell(score, difference, is_best, gap, DIGITS, noise)
 
 
 def _row_label(comparison: ModelComparison, column: Column) -> str:
@@ -210,7 +255,12 @@ def _row_label(comparison: ModelComparison, column: Column) -> str:
 
 def _about(comparison: ModelComparison) -> str:
     less = f" In brackets: less {comparison.baseline}." if comparison.baseline else ""
+    less += " Documents a second are those of one worker." if _has_costs(comparison) else ""
     return (
         f"Main scores times 100, {len(comparison.lines)} tasks; the best of a line is bold; an "
         f"average over tasks of which some are not scored shows how many are.{less}"
     )
+
+
+def _has_costs(comparison: ModelComparison) -> bool:
+    return any(column.cost.documents_per_second for column in comparison.columns)

@@ -17,7 +17,7 @@ from rayembed.config.run import Run
 from rayembed.config.run_evaluation import GuardConfig, own_sets_of
 from rayembed.display.progress import doing
 from rayembed.display.tables import Table
-from rayembed.evaluation.score import ModelScores
+from rayembed.evaluation.score import ModelScores, gain
 from rayembed.evaluation.tables import MERGED, UNTRAINED, ScoreKey
 from rayembed.models.saving.export import read_compression, write_compression
 from rayembed.models.saving.merge import Method, merge_models
@@ -26,7 +26,7 @@ from rayembed.pipeline.evaluate.variants import ROUNDING, Variant, choose, score
 from rayembed.pipeline.run.folders import RunFolders
 from rayembed.pipeline.run.runtime import Runtime
 from rayembed.registry.model_card import CARD_FILE
-from rayembed.results.intervals import PairedDifference, mean_difference
+from rayembed.results.intervals import PairedDifference
 from rayembed.training.checkpoints.export import MADE_OF_FILE, upload_model
 
 _NAMED = 3
@@ -214,14 +214,6 @@ def _lost(model: ModelScores, base: ModelScores, tasks: Sequence[str]) -> dict[s
     apart = {task: model.scores[task] - base.scores[task] for task in tasks}
     lost = [task for task in tasks if apart[task] < -(_NOTED + ROUNDING)]
     return {task: apart[task] for task in sorted(lost, key=apart.__getitem__)}
-
-
-def gain(model: ModelScores, base: ModelScores, tasks: Sequence[str]) -> PairedDifference:
-    """Mean difference over tasks between a model's score and the base's, with a paired bootstrap
-    interval over queries: a run's tasks are what it is judged by, not a sample of others.
-    """
-    differences = {task: model.scores[task] - base.scores[task] for task in tasks}
-    return mean_difference(differences, model.queries, base.queries)
 
 
 def mixtures(

@@ -4,11 +4,14 @@ import shlex
 from typing import TextIO
 
 from rayembed.config.named_benchmarks import job_benchmark
-from rayembed.display.tables import Cell, Table, console
+from rayembed.display.tables import MISSING, Cell, Table, console
 from rayembed.evaluation.averages import BY_LANGUAGE, averages, miracl_averages
 from rayembed.evaluation.benchmarks import benchmark_tasks
+from rayembed.evaluation.hybrid import BM25_ROW, HYBRID, HYBRID_RERANKED, RERANKED
+from rayembed.evaluation.score import gain
 from rayembed.pipeline.evaluate.evaluate import EvaluationResult
 from rayembed.pipeline.evaluate.findings import print_findings
+from rayembed.results.costs import cost_columns
 
 
 def benchmark_averages(evaluated: EvaluationResult) -> dict[str, dict[str, float]]:
@@ -84,19 +87,47 @@ def print_evaluated(evaluated: EvaluationResult, out: TextIO, *, tracking_uri: s
     printer.print(f"Next       rayembed compare --results {results}{chosen}")
 
 
+_ROWS = {
+    BM25_ROW: "BM25",
+    HYBRID: "hybrid with BM25",
+    RERANKED: "reranked",
+    HYBRID_RERANKED: "hybrid, reranked",
+}
+"""Labels of the rows below a task's own."""
+
+
 def _scores_table(evaluated: EvaluationResult) -> Table:
-    rows = []
-    for scoring in evaluated.scored.tasks:
+    """Each task with its score, and below it those of the rows beside the model with their paired
+    differences from it.
+    """
+    scored = evaluated.scored
+    rows: list[list[object]] = []
+    costs = []
+    for scoring in scored.tasks:
         metadata = scoring.factory.load().metadata
         seconds = Cell(scoring.seconds or None, gap="kept", digits=1)
         if scoring.score is None:
             seconds = Cell(None)
         score = Cell(scoring.score, digits=4)
-        rows.append([scoring.name, metadata.type, metadata.main_score, score, seconds])
-    return Table(
-        ["Task", "Type", "Metric", "Score", "Seconds"],
-        rows,
-        title=f"Scores of {evaluated.scored.meta.name}",
-        align="lllr",
-        look="open",
-    )
+        rows.append([scoring.name, metadata.type, metadata.main_score, score, "", seconds])
+        costs.append(scored.cost(scoring))
+        for name, beside in scored.further.items():
+            found = [one for one in beside.tasks if one.name == scoring.name]
+            for one in found:
+                apart = ""
+                if one.score is not None and scoring.score is not None:
+                    apart = gain(beside, scored, [one.name]).shown(4)
+                score = Cell(one.score, digits=4)
+                rows.append([f"  {_ROWS[name]}", "", "", score, apart, ""])
+                costs.append(beside.cost(one))
+    columns = cost_columns(costs)
+    for number, row in enumerate(rows):
+        row += [texts[number] or MISSING for texts in columns.values()]
+    heads = ["Task", "Type", "Metric", "Score", "Less the model", "Seconds", *columns]
+    align = "lllrlr"
+    if not scored.further:
+        rows = [[*row[:4], *row[5:]] for row in rows]
+        heads.remove("Less the model")
+        align = "lllr"
+    title = f"Scores of {scored.meta.name}"
+    return Table(heads, rows, title=title, align=align, look="open")

@@ -2,19 +2,20 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rayembed.assets.storage import is_remote
 from rayembed.config.run import Run
-from rayembed.display.tables import console
-from rayembed.evaluation.score import ModelScores
+from rayembed.display.tables import MISSING, Table, console
+from rayembed.evaluation.score import ModelScores, gain
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey, ScoreTable, run_table, score_table
 from rayembed.pipeline.evaluate.findings import Finding, print_findings
 from rayembed.pipeline.evaluate.guard import Verdict, own_tasks
 from rayembed.pipeline.register.registration import RegisteredVersion
 from rayembed.registry.card_parts import how_to_score
 from rayembed.registry.metrics_log import METRICS_FILE
+from rayembed.results.costs import cost_columns, total
 
 MLFLOW_AWAY = (
     "MLflow     is away; when it is back, the same command with --send-metrics sends the rest"
@@ -69,7 +70,47 @@ class Outcome:
 def scores_table(run: Run, scores: Mapping[ScoreKey, ModelScores]) -> ScoreTable:
     """Make the table of scores of a run's models, with readable labels."""
     by_model = {key: scored.scores for key, scored in scores.items()}
-    return run_table(by_model, [stage.name for stage in run.stages], own_tasks(run))
+    stages = [stage.name for stage in run.stages]
+    table = run_table(by_model, stages, own_tasks(run))
+    base = scores.get(UNTRAINED)
+    if base is None:
+        return table
+    names = {task: [task] for task in table.tasks} | table.kinds
+    noise = {
+        (key.label(stages), name)
+        for key, scored in scores.items()
+        if key != UNTRAINED
+        for name, tasks in names.items()
+        if all(task in scored.scores and task in base.scores for task in tasks)
+        and gain(scored, base, tasks).is_noise
+    }
+    return replace(table, noise=noise)
+
+
+def gains_table(run: Run, scores: Mapping[ScoreKey, ModelScores]) -> Table:
+    """Mean differences with their intervals, and what the vectors cost, a row for each model.
+
+    Models of the run are compared with the untrained one; baselines and hybrid search with the last
+    stage's model, over the tasks that both have.
+    """
+    stages = [stage.name for stage in run.stages]
+    last = ScoreKey(stages[-1])
+    costs = cost_columns([total(scored.costs) for scored in scores.values()])
+    rows: list[list[object]] = []
+    for number, (key, scored) in enumerate(scores.items()):
+        base = last if key.baseline is not None or key.beside else UNTRAINED
+        difference = MISSING
+        if key != base and base in scores:
+            tasks = [task for task in scored.scores if task in scores[base].scores]
+            if tasks:
+                difference = str(gain(scored, scores[base], tasks))
+                if len(tasks) < len(scores[base].scores):
+                    difference += f", {len(tasks)} of {len(scores[base].scores)} tasks"
+        against = base.label(stages) if difference != MISSING else ""
+        texts = [column[number] or MISSING for column in costs.values()]
+        rows.append([key.label(stages), against, difference, *texts])
+    heads = ["Model", "Less", "Mean difference", *costs]
+    return Table(heads, rows, title="Differences and costs", align="lllr")
 
 
 def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
@@ -77,6 +118,7 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
     out = console(soft_wrap=True)
     if outcome.table is not None:
         out.print(score_table(outcome.table, title="Held-out scores", with_mean=True))
+        out.print(gains_table(outcome.run, outcome.scores))
     for line in outcome.held_out:
         out.print(f"Held out   {line}")
     print_findings(outcome.findings)

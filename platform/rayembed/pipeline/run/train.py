@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from rayembed.assets.resolver import resolve_model
@@ -46,7 +46,7 @@ from rayembed.pipeline.evaluate.run_scorer import RunScorer
 from rayembed.pipeline.register.registration import Training, register_trained
 from rayembed.pipeline.run.folders import RunFolders, locked_folders, plan_of
 from rayembed.pipeline.run.held_out import HeldOutSet, held_out_sets, with_sets
-from rayembed.pipeline.run.report import Outcome, print_outcome, scores_table
+from rayembed.pipeline.run.report import Outcome, gains_table, print_outcome, scores_table
 from rayembed.pipeline.run.runtime import Runtime, runtime_of, started
 from rayembed.pipeline.run.validation import (
     VALIDATION_FILE,
@@ -308,10 +308,17 @@ def _register(
     verdict = judge(run, scores, found["general_tasks"])
     kept = trained if verdict is None else verdict.kept
     model = folders.model(kept.model)
+    # The hybrid rows of mixtures that are not kept would only lengthen the tables.
+    scores = {
+        key: scored
+        for key, scored in scores.items()
+        if not (key.beside and key.share is not None) or replace(key, beside="") == kept
+    }
     table = scores_table(run, scores)
     markdown = show(score_table(table), "markdown") if scores else ""
     findings: tuple[Finding, ...] = ()
     if scores:
+        markdown += f"\n{show(gains_table(run, scores), 'markdown')}"
         markdown += "".join(f"\n{one['summary']}\n" for one in found["held_out"])
         if verdict is not None:
             gains = show(verdict.table([stage.name for stage in run.stages]), "markdown")
