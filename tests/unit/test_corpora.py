@@ -16,6 +16,7 @@ from rayembed.models.loading.build import build_model
 from rayembed.models.loading.load import load_model, saved_dtype
 from rayembed.models.loading.saved_prompts import saved_instructions
 from rayembed.models.passes.encoding import corpus_context, encode_context
+from rayembed.proof.proof import read_proof
 from rayembed_extras.corpora.clusters import cluster_representatives, clustered_context
 from rayembed_extras.corpora.job import run_corpus_job, save_with_corpus
 
@@ -147,3 +148,5 @@ def test_weights_are_saved_as_they_were(tmp_path, pick):
     folders = tmp_path / "model", tmp_path / "with"
     before, after = (load_model(one, dtype="bfloat16").state_dict() for one in folders)
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    proof = read_proof(tmp_path / "with")
+    assert "no_corpus" in {mistake.name for mistake in proof.mistakes}

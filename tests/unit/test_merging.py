@@ -14,6 +14,7 @@ from rayembed.config.types import SHORT_NAMES
 from rayembed.errors import ArtifactError, AssetError, ConfigError
 from rayembed.models.loading.load import load_model
 from rayembed.models.saving.merge import merge, merge_models
+from rayembed.proof.proof import read_proof
 from rayembed_extras.merging.job import run_merge_job, shares_in
 from rayembed_extras.merging.merge import models_of
 
@@ -44,6 +45,7 @@ def test_a_base_and_its_fine_tuned_model_become_one_that_loads(models, tmp_path)
     )
     assert done.returncode == 0, done.stderr
     assert f"Merged model: {tmp_path}/merged" in done.stdout
+    assert read_proof(tmp_path / "merged") is not None
     states = [load_model(path, dtype="float32").state_dict() for path in (base, tuned)]
     found = load_model(tmp_path / "merged", dtype="float32").state_dict()
     moved = 0

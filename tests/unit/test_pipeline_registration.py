@@ -1,6 +1,9 @@
 """Training's way into the registry, which is that of the registry job."""
 
 import shutil
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
 import safetensors.torch
@@ -8,13 +11,19 @@ import torch
 from made_up_articles import run_over
 from mlflow import MlflowClient
 from result_files import write_results
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.models import Pooling, Transformer
 from tiny_folders import save_biencoder
+from tiny_models import save_encoder
 
 from rayembed.config.override import override
 from rayembed.errors import ArtifactError
 from rayembed.models.loading.files import weights_fingerprint
 from rayembed.pipeline.register.job import run_register_job
 from rayembed.pipeline.register.registration import Training, register_trained, training_run
+from rayembed.proof.check import check
+from rayembed.proof.proof import read_proof
+from rayembed.registry.register import MODEL_ID_TAG
 from rayembed.registry.registered_model import ModelReference, get_version, read_scores
 from rayembed.registry.tracking import Tracker
 
@@ -89,6 +98,35 @@ def test_a_run_registers_its_model_once_and_keeps_what_came_later(folder, tracke
     version = get_version(client, ModelReference("test", 1, None))
     assert [s.value for s in read_scores(client, version)] == [0.5, 0.25]
     assert "| Classification | 1 | 0.2500 |" in version.description
+
+
+def registered_folder(tracker, version):
+    model_id = client_of(tracker).get_model_version("test", str(version)).tags[MODEL_ID_TAG]
+    place = client_of(tracker).get_logged_model(model_id).artifact_location
+    (folder,) = (Path(url2pathname(urlsplit(place).path)) / "artifacts").iterdir()
+    return folder
+
+
+def test_every_version_has_a_proof(folder, tracker):
+    weights = weights_fingerprint(folder)
+    kept = registered_folder(tracker, put(folder, tracker).version)
+    proof = read_proof(kept)
+    assert proof.weights == weights == weights_fingerprint(kept)
+    assert not (folder / "proof").exists()  # of others, which stays as it is
+
+
+def test_a_folder_of_others_has_a_proof_of_what_sentence_transformers_gives(tmp_path, tracker):
+    modules = [Transformer(str(save_encoder(tmp_path / "encoder"))), Pooling(32, "mean")]
+    SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "theirs"))
+    job = ["--model", str(tmp_path / "theirs"), "--name", "test"]
+    assert run_register_job([*job, "--tracking-uri", tracker.tracking_uri], about=None) == 0
+    kept = registered_folder(tracker, 1)
+    proof = read_proof(kept)
+    loaded = SentenceTransformer(str(kept), device="cpu")
+    found = check(proof, lambda texts: loaded.encode([text.text for text in texts]))
+    assert found.same
+    assert found.lengths.max() > 1.1  # without a Normalize module
+    assert "no_normalisation" not in {mistake.name for mistake in proof.mistakes}
 
 
 def test_a_card_that_is_written_later_has_what_was_recorded(folder, tmp_path, monkeypatch):

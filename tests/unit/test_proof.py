@@ -19,6 +19,7 @@ from rayembed.models.sentence_module import as_sentence_transformer
 from rayembed.proof.check import check
 from rayembed.proof.proof import read_proof
 from rayembed.proof.write import write_proof
+from rayembed.training.checkpoints.export import upload_model
 
 KINDS = list(ARCHITECTURES.classes())
 
@@ -113,6 +114,18 @@ def copied(folder, target):
     import shutil
 
     return shutil.copytree(folder, target)
+
+
+def test_a_model_that_is_uploaded_has_a_proof(folders, tmp_path):
+    def save(place):
+        model = load_model(folders / "biencoder")
+        model.save(place, instructions={"Questions": "Find answers"})
+
+    upload_model(str(tmp_path / "model"), b"1", save)
+    proof = read_proof(tmp_path / "model")
+    assert np.array_equal(proof.vectors, read_proof(folders / "biencoder").vectors)
+    upload_model(str(tmp_path / "adapted"), b"1", save, embeds=False)
+    assert not (tmp_path / "adapted" / "proof").exists()
 
 
 def test_a_proof_changes_no_identity_of_the_folder(folders, tmp_path):

@@ -16,6 +16,7 @@ from rayembed.models.loading.load import load_model
 from rayembed.models.saving.export import read_compression
 from rayembed.pipeline.evaluate.guard import save_mixture
 from rayembed.pipeline.run.train import provenance_of_teachers, train
+from rayembed.proof.proof import read_proof
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 
 
@@ -52,6 +53,8 @@ def test_it_ends_with_the_zeros_of_its_start(run, tmp_path):
     save_mixture(base, "linear", 0.5, run, outcome.model_folder, str(mixture))
     assert read_compression(mixture) == told, "so that it is recovered further"
     assert moved_zeros(start, load_model(mixture).state_dict())[0] == 0
+    for made in (base, outcome.model_folder, mixture):
+        assert read_proof(Path(made)) is not None
 
 
 def test_a_start_that_was_not_pruned_is_refused_before_a_worker_starts(run, monkeypatch):

@@ -26,6 +26,8 @@ class Checked:
     """(N,) of the vectors; NaN where a number is not finite."""
     tolerance: float
     """Lowest cosine that counts as the same."""
+    normalised: bool
+    """Whether lengths other than 1 are wrong."""
 
     @property
     def worst(self) -> float:
@@ -35,8 +37,10 @@ class Checked:
     @property
     def wrong(self) -> tuple[int, ...]:
         """Indices of the texts whose vectors differ, in direction or in length."""
-        near = np.abs(self.lengths - 1) <= LENGTH_ERROR
-        return tuple(np.flatnonzero(~(near & (self.cosines >= self.tolerance))).tolist())
+        near = self.cosines >= self.tolerance
+        if self.normalised:
+            near &= np.abs(self.lengths - 1) <= LENGTH_ERROR
+        return tuple(np.flatnonzero(~near).tolist())
 
     @property
     def same(self) -> bool:
@@ -62,7 +66,7 @@ def compare(proof: Proof, vectors: np.ndarray, number_type: NumberType | None = 
     if vectors.ndim != 2 or len(vectors) != len(proof.texts):
         raise ValueError(f"{len(proof.texts)} texts, and vectors of shape {vectors.shape}")
     tolerance = proof.tolerance[number_type or proof.dtype]
-    return Checked(vectors, *cosines(vectors, proof.vectors), tolerance)
+    return Checked(vectors, *cosines(vectors, proof.vectors), tolerance, proof.normalised)
 
 
 def cosines(vectors: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

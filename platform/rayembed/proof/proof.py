@@ -66,6 +66,8 @@ class Proof:
     """Widths at which vectors may be cut, the full one first."""
     dtype: NumberType
     """Number type in which the right vectors were computed."""
+    normalised: bool
+    """Whether the folder gives vectors of length 1; if not, directions alone are compared."""
     lengths: Mapping[Role, int]
     """Maximum tokens of a text, special ones and prompt included."""
     texts: tuple[ProofText, ...]
@@ -87,6 +89,7 @@ class Proof:
             "weights": self.weights,
             "dimensions": list(self.dimensions),
             "dtype": self.dtype,
+            "normalised": self.normalised,
             "lengths": dict(self.lengths),
             "tolerance": dict(self.tolerance),
             "texts": [asdict(text) for text in self.texts],
@@ -164,6 +167,7 @@ def _proof_of(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Pr
         weights=values["weights"],
         dimensions=tuple(values["dimensions"]),
         dtype=values["dtype"],
+        normalised=bool(values["normalised"]),
         lengths=dict(values["lengths"]),
         texts=texts,
         vectors=right,

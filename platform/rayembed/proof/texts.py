@@ -7,8 +7,11 @@ from itertools import count
 from typing import Any, get_args
 
 from rayembed.config.types import Role
-from rayembed.errors import DataError
-from rayembed.models.contract import EmbeddingModel, Tokens, cost
+from rayembed.errors import ConfigError, DataError
+from rayembed.models.architecture import architecture_of
+from rayembed.models.contract import Tokens, cost
+from rayembed.models.loading.backbones import num_positions
+from rayembed.models.transformer_model import TransformerModel
 from rayembed.proof.proof import ProofText
 
 NUMBER = 64
@@ -57,7 +60,7 @@ _NOUNS = "river stone winter market engine letter garden signal copper window th
 _PLACES = "bridge music paper forest doctor colour station mirror history planet silver kitchen"
 
 
-def proof_texts(model: EmbeddingModel, instructions: Mapping[str, str]) -> list[ProofText]:
+def proof_texts(model: TransformerModel, instructions: Mapping[str, str]) -> list[ProofText]:
     """Return the texts of a model's proof; those that its tokenizer refuses are left out.
 
     Args:
@@ -73,33 +76,51 @@ def proof_texts(model: EmbeddingModel, instructions: Mapping[str, str]) -> list[
             what = f"instruction {name}: {about}"
             texts.append(_made(model, _SHORT[about], "query", instruction, what))
     short = [text for text in texts if tokens_of(model, [text])]
+    if not _has_positions(model):
+        few = min(filter(None, map(num_positions, model.parts.values())), default=sys.maxsize) // 2
+        return [text for text in short if _positions_of(model, text) <= few][:NUMBER]
     long = [*_around_the_limit(model), *_longer(model)]
     return [*short[: NUMBER - len(long)], *long]
 
 
-def tokens_of(model: EmbeddingModel, texts: Iterable[ProofText]) -> list[Tokens]:
+def tokens_of(model: TransformerModel, texts: Iterable[ProofText]) -> list[Tokens]:
     """Tokens of each text behind its prompt; empty if the tokenizer refuses one.
 
     A text may have no token that the model knows, or its prompt may leave no room for it.
     """
-    tokenizer: Any = model.tokenizer
+    tokenizer = model.tokenizer
     try:
         return [tokenizer.with_prompts([text.text], [text.prompt], text.role)[0] for text in texts]
     except DataError:
         return []
 
 
+def _has_positions(model: TransformerModel) -> bool:
+    """Whether the model has learnt positions for texts as long as it says that it reads."""
+    if not model.parts:  # a graph
+        return True
+    try:
+        architecture_of(model.config).check_lengths(model.config, model.parts)
+    except ConfigError:
+        return False
+    return True
+
+
+def _positions_of(model: TransformerModel, text: ProofText) -> int:
+    return cost(tokens_of(model, [text])[0]) + model.added_tokens
+
+
 def _made(
-    model: EmbeddingModel, text: str, role: Role, instruction: str | None, about: str
+    model: TransformerModel, text: str, role: Role, instruction: str | None, about: str
 ) -> ProofText:
-    tokenizer: Any = model.tokenizer
+    tokenizer = model.tokenizer
     prompt = tokenizer.prompt(model.instruction_of(role, instruction), role)
     return ProofText(text, role, prompt, instruction, about)
 
 
-def _around_the_limit(model: EmbeddingModel) -> Iterator[ProofText]:
+def _around_the_limit(model: TransformerModel) -> Iterator[ProofText]:
     """Texts of each role one token below the limit, at it and one above it."""
-    tokenizer: Any = model.tokenizer
+    tokenizer = model.tokenizer
     left = _MOST_TOKENS
     for extra, role in ((e, r) for e in (1, 0, -1) for r in get_args(Role)):
         limit = tokenizer.max_lengths[role]
@@ -110,16 +131,16 @@ def _around_the_limit(model: EmbeddingModel) -> Iterator[ProofText]:
         yield from _of_length(model, role, limit + extra, f"{role} of {name} tokens")
 
 
-def _longer(model: EmbeddingModel) -> Iterator[ProofText]:
+def _longer(model: TransformerModel) -> Iterator[ProofText]:
     """Texts of more than 256 and 512 tokens that the model reads whole."""
-    tokenizer: Any = model.tokenizer
+    tokenizer = model.tokenizer
     for number in _LONGER:
         for role in get_args(Role):
             if tokenizer.max_lengths[role] > number:
                 yield from _of_length(model, role, number, f"{role} of {number} tokens")
 
 
-def _of_length(model: EmbeddingModel, role: Role, number: int, about: str) -> Iterator[ProofText]:
+def _of_length(model: TransformerModel, role: Role, number: int, about: str) -> Iterator[ProofText]:
     """A text whose tokens with prompt and special tokens are so many before it is cut; none if the
     tokenizer has none, such as a prompt that is longer.
     """

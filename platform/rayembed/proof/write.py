@@ -9,9 +9,9 @@ import numpy as np
 
 from rayembed.config.table import NamedTable
 from rayembed.errors import ArtifactError
-from rayembed.models.contract import EmbeddingModel
-from rayembed.models.loading.files import weights_fingerprint
+from rayembed.models.loading.files import read_json_value, weights_fingerprint
 from rayembed.models.loading.load import load_model
+from rayembed.models.loading.saved_folder import SETTINGS_FILE
 from rayembed.models.loading.saved_prompts import saved_instructions
 from rayembed.models.passes.encoding import encode_tokens
 from rayembed.models.transformer_model import TransformerModel
@@ -31,7 +31,7 @@ and servers that round at other places."""
 class MistakeMaker:
     """Entry of the table of mistakes."""
 
-    make: Callable[[EmbeddingModel, Sequence[ProofText], np.ndarray], Iterable[Mistake]]
+    make: Callable[[TransformerModel, Sequence[ProofText], np.ndarray], Iterable[Mistake]]
     """Function from a loaded model, the proof's texts and their right vectors to the mistakes that
     the model can be served with. Those named `bfloat16` and `int8` set the tolerances."""
 
@@ -55,17 +55,28 @@ def write_proof(folder: Path) -> Proof:
     except ArtifactError:
         pass  # damaged, or of the weights that were here before
     model = load_model(folder, dtype="float32")
-    proof = prove(model, saved_instructions(folder, model.config))
+    proof = prove(model, saved_instructions(folder, model.config), normalised=_normalises(folder))
     proof = replace(proof, weights=weights_fingerprint(folder))
     proof.write(folder)
     return proof
 
 
-def prove(model: TransformerModel, instructions: Mapping[str, str]) -> Proof:
+def _normalises(folder: Path) -> bool:
+    """Whether sentence-transformers, too, gives vectors of length 1 of the folder."""
+    modules = folder / "modules.json"
+    if (folder / SETTINGS_FILE).is_file() or not modules.is_file():
+        return True
+    return bool(read_json_value(modules)[-1]["type"].endswith("Normalize"))
+
+
+def prove(
+    model: TransformerModel, instructions: Mapping[str, str], *, normalised: bool = True
+) -> Proof:
     """Make the proof of a loaded model, without the fingerprint of its weights.
 
     Args:
         instructions: task definitions by name.
+        normalised: see `Proof`.
 
     Raises:
         ArtifactError: a vector is not of unit length, or there is no text that the model takes.
@@ -85,12 +96,13 @@ def prove(model: TransformerModel, instructions: Mapping[str, str]) -> Proof:
     return Proof(
         weights="",
         dimensions=tuple(model.dimensions),
+        normalised=normalised,
         dtype=cast(NumberType, model.number_type),
         lengths=dict(model.tokenizer.max_lengths),
         texts=tuple(texts),
         vectors=right,
         tolerance=tolerances(right, mistakes),
-        mistakes=tuple(one for one in mistakes if _differs(one, right)),
+        mistakes=tuple(one for one in mistakes if _differs(one, right, normalised)),
     )
 
 
@@ -106,9 +118,10 @@ def tolerances(right: np.ndarray, mistakes: Iterable[Mistake]) -> dict[NumberTyp
     return made
 
 
-def _differs(mistake: Mistake, right: np.ndarray) -> bool:
+def _differs(mistake: Mistake, right: np.ndarray, normalised: bool) -> bool:
     """Whether a mistake changes any vector by more than rounding."""
     found, lengths = cosines(mistake.vectors, right[list(mistake.texts)])
     finite = np.isfinite(mistake.vectors.astype(np.float16)).all()
-    apart = np.abs(lengths - 1).max() > LENGTH_ERROR or found.min() < TOLERANCE["float32"]
+    longer = normalised and np.abs(lengths - 1).max() > LENGTH_ERROR
+    apart = longer or found.min() < TOLERANCE["float32"]
     return bool(finite and apart)

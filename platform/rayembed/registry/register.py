@@ -3,7 +3,7 @@
 import json
 import logging
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,7 @@ def make_version(
     dimensions: Sequence[int],
     instruction_template: str | None,
     global_step: int,
+    complete: Callable[[Path], object] = lambda copy: None,
 ) -> int:
     """Create a version in the registry, or find the version with these weights; return its number.
 
@@ -121,6 +122,7 @@ def make_version(
         instruction_template: how an instruction stands before a text; None: as plain text behind
             the prompt of the text's role.
         global_step: the step of the run after which the weights were exported.
+        complete: adds to a copy of the folder what a version has and the folder may lack.
 
     Raises:
         ArtifactError: a weight of it is not finite.
@@ -144,7 +146,9 @@ def make_version(
             }
             model_id = _find_logged_model(client, tracker.experiment_id, weights_fingerprint)
             if model_id is None:
-                model_id = _log_model(client, tracker, folder, name, config, tags, global_step)
+                model_id = _log_model(
+                    client, tracker, folder, name, config, tags, global_step, complete
+                )
             with version_turn(client, name):
                 # Another process may have registered the same weights meanwhile.
                 number = find_version(client, name, weights_fingerprint)
@@ -189,6 +193,7 @@ def _log_model(
     config: Mapping[str, Any],
     tags: Mapping[str, str],
     global_step: int,
+    complete: Callable[[Path], object],
 ) -> str:
     """Log a new model with folder and code; its id.
 
@@ -207,7 +212,8 @@ def _log_model(
     client.log_outputs(tracker.run_id, [LoggedModelOutput(model.model_id, global_step)])
     # Beside the model, where there is room for a second copy of it.
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".mlflow-") as scratch:
-        _save_pyfunc(Path(scratch) / "model", folder, model, tracker.run_id, config)
+        copy = _save_pyfunc(Path(scratch) / "model", folder, model, tracker.run_id, config)
+        complete(copy)
         client.log_model_artifacts(model.model_id, str(Path(scratch) / "model"))
     client.finalize_logged_model(model.model_id, "READY")
     return str(model.model_id)
@@ -222,8 +228,8 @@ def _code(own: FolderFormat | None) -> list[str]:
 
 def _save_pyfunc(
     path: Path, folder: Path, logged: Any, run_id: str, config: Mapping[str, Any]
-) -> None:
-    """Write an MLflow model folder at the path, free of local paths."""
+) -> Path:
+    """Write an MLflow model folder without local paths; return the path of its copy of it."""
     import mlflow.pyfunc
     from mlflow.models import Model
 
@@ -259,6 +265,7 @@ def _save_pyfunc(
     artifact = function["artifacts"][_FOLDER]
     artifact["uri"] = artifact["path"]
     described.save(path / "MLmodel")
+    return path / str(artifact["path"])
 
 
 def _signature() -> Any:

@@ -403,4 +403,5 @@ def export_encoder(run: Adaptation, weights: str, folder: str) -> None:
         start = resolve_model(run.model.backbone.path)
         save_adapted(load_adapted(run, weights), place, start, run.model)
 
-    upload_model(folder, json.dumps(made_of, indent=1, sort_keys=True).encode(), save)
+    made = json.dumps(made_of, indent=1, sort_keys=True).encode()
+    upload_model(folder, made, save, embeds=False)

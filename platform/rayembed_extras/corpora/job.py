@@ -19,7 +19,8 @@ _SECONDS_BETWEEN_LOGS = 5.0
 def save_with_corpus(
     reference: str, documents: Iterable[str], output: Path, *, pick: str, seed: int
 ) -> int:
-    """Save the model with context documents of a corpus in `output`, and return their number.
+    """Save the model with context documents of a corpus and its proof in `output`; return their
+    number.
 
     Args:
         reference: asset reference of a saved contextual model, or a copy of a published one.
@@ -36,6 +37,7 @@ def save_with_corpus(
     from rayembed.models.loading.saved_prompts import saved_instructions
     from rayembed.models.passes.encoding import corpus_context
     from rayembed.models.saving.export import check_target, read_compression, write_compression
+    from rayembed.proof.write import write_proof
     from rayembed_extras.corpora.clusters import clustered_context
 
     check_target(output)
@@ -59,6 +61,7 @@ def save_with_corpus(
     model.save(output, instructions=saved_instructions(folder, model.config))
     if (compression := read_compression(folder)) is not None:
         write_compression(output, compression)  # its weights are the same
+    write_proof(output)
     return len(context)
 
 

@@ -32,6 +32,7 @@ from rayembed.pipeline.evaluate.variants import (
     score_all,
     score_saved,
 )
+from rayembed.proof.write import write_proof
 from rayembed.registry.run_folder import RUN_FILE
 from rayembed.training.checkpoints.checkpoint import (
     POSITION,
@@ -74,7 +75,8 @@ class MergeChoice:
 def merge_given(
     references: Sequence[str], output: Path, *, method: Method, shares: Sequence[float] | None
 ) -> None:
-    """Save the merged model in `output`; see `rayembed.models.saving.merge.merge_models`.
+    """Save the merged model with its proof in `output`; see
+    `rayembed.models.saving.merge.merge_models`.
 
     Args:
         references: of models, and of checkpoints, which are exported first.
@@ -85,6 +87,7 @@ def merge_given(
     shares = check_shares(method, len(references), shares)
     check_target(output)
     merge_models(models_of(references), output, method=method, shares=shares)
+    write_proof(output)
 
 
 def models_of(references: Sequence[str]) -> list[str]:
@@ -207,6 +210,7 @@ def merge_best(
     kept = choose(merged, lambda one: one.mean)
     choice = MergeChoice((*score_all(models, score), *merged), kept)
     merge_models(references, output, method=method, shares=kept.made.shares)
+    write_proof(output)
     note: dict[str, Any] = json.loads((output / MERGE_FILE).read_text())
     note["scores"] = {one.label: {**one.scores, "mean": one.mean} for one in choice.scored}
     write_atomic(output / MERGE_FILE, (json.dumps(note, indent=2) + "\n").encode())

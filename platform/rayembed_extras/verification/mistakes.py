@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from rayembed.config.types import Role
-from rayembed.models.contract import EmbeddingModel, Tokens, cost
+from rayembed.models.contract import Tokens, cost
+from rayembed.models.transformer_model import TransformerModel
 from rayembed.proof.check import cosines
 from rayembed.proof.proof import Mistake, ProofText
 from rayembed.proof.texts import FOR_MISTAKES, tokens_of
@@ -35,7 +36,7 @@ class Served:
     """A loaded model and the texts of its proof."""
 
     def __init__(
-        self, model: EmbeddingModel, texts: Sequence[ProofText], right: np.ndarray
+        self, model: TransformerModel, texts: Sequence[ProofText], right: np.ndarray
     ) -> None:
         self.model, self.texts, self.right = model, texts, right
         self.tokenizer: Any = model.tokenizer
@@ -53,6 +54,11 @@ class Served:
     def tokens(self) -> list[Tokens]:
         """Tokens of the `short` texts."""
         return self.tokens_of(self.short)
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Tokens of each text of the proof, as the model reads it."""
+        return [cost(one) for one in self.tokens_of(range(len(self.texts)))]
 
     def tokens_of(self, places: Iterable[int]) -> list[Tokens]:
         """Tokens of texts as the model reads them."""
@@ -74,7 +80,7 @@ Made = Iterator[Mistake]
 
 
 def usual_mistakes(
-    model: EmbeddingModel, texts: Sequence[ProofText], right: np.ndarray
+    model: TransformerModel, texts: Sequence[ProofText], right: np.ndarray
 ) -> list[Mistake]:
     """Make the usual mistakes that the model can be served with.
 
@@ -286,15 +292,7 @@ def _lengths(served: Served) -> Made:
     """Texts cut at a shorter length than the model's."""
     tokenizer = served.tokenizer
     for number in _CUTS:
-        longer = served.where(
-            lambda text, number=number: (
-                tokenizer.max_lengths[text.role] > number and len(text.text) > number
-            )
-        )
-        whole = served.tokens_of(longer)
-        places = [
-            i for i, one in zip(longer, whole, strict=False) if len(one["input_ids"]) > number
-        ]
+        places = [i for i, length in enumerate(served.lengths) if length > number][:NUMBER]
         if not places:
             continue
         shorter: Any = copy.copy(served.model.tokenizer)
@@ -332,13 +330,12 @@ def _rounding(served: Served) -> Made:
 
     Kept are the texts that it moves furthest, since these set the tolerances.
     """
-    if not served.tokens or not getattr(served.model, "parts", None):
+    if not served.tokens or not served.model.parts:
         return
-    lengths = [cost(one) for one in served.tokens_of(range(len(served.texts)))]
     distinct = {text.text: place for place, text in enumerate(served.texts)}
-    order = sorted(distinct.values(), key=lambda place: lengths[place])
+    order = sorted(distinct.values(), key=lambda place: served.lengths[place])
     # The longest apart, so that short texts are not padded to it.
-    parts = [[place for place in order if lengths[place] <= _SHORT], order[-1:]]
+    parts = [[place for place in order if served.lengths[place] <= _SHORT], order[-1:]]
     places = np.concatenate(parts).astype(int)
     advice = "use the number type of the folder's weights, or accept it as a rounding"
     for name, embed in (("bfloat16", wrong_passes.in_bfloat16), ("int8", wrong_passes.in_int8)):

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from rayembed.models.contract import EmbeddingModel, Tokens, to_device
+from rayembed.models.contract import Tokens, to_device
 from rayembed.models.pooling import ProjectedPooling
+from rayembed.models.transformer_model import TransformerModel
 
 Pooled = Mapping[str, np.ndarray]
 """Pooling → unit vectors (n, D)."""
@@ -23,7 +24,7 @@ _LEVELS = 255
 """Steps of an 8-bit range."""
 
 
-def embed(model: EmbeddingModel, tokens: Sequence[Tokens], context: Tensor | None = None) -> Any:
+def embed(model: TransformerModel, tokens: Sequence[Tokens], context: Tensor | None = None) -> Any:
     """Vectors (n, D) float32 of tokenised texts, in one padded pass."""
     batch = to_device(model.tokenizer.collate(list(tokens)), model.device)
     with torch.no_grad():
@@ -31,7 +32,7 @@ def embed(model: EmbeddingModel, tokens: Sequence[Tokens], context: Tensor | Non
     return output.embeddings.float().cpu().numpy()
 
 
-def unnormalised(model: EmbeddingModel, tokens: Sequence[Tokens]) -> np.ndarray | None:
+def unnormalised(model: TransformerModel, tokens: Sequence[Tokens]) -> np.ndarray | None:
     """Vectors (n, D) before their last normalisation; None where torch does not normalise them."""
     with _LastNormalised() as seen:
         made = embed(model, tokens)
@@ -56,13 +57,13 @@ def unit_or_not(rows: Tensor) -> np.ndarray:
     return rows.detach().float().cpu().numpy()
 
 
-def poolings(model: EmbeddingModel, tokens: Sequence[Tokens]) -> Pooled:
+def poolings(model: TransformerModel, tokens: Sequence[Tokens]) -> Pooled:
     """Unit vectors by pooling of the backbone's states: `mean`, `pool` (mean over the tokens that
     the model pools), `cls` and `last`, each followed by the model's own layers behind its pooling.
 
     Empty for models without a backbone of torch.
     """
-    backbone: Any = getattr(model, "parts", {}).get("backbone")
+    backbone: Any = model.parts.get("backbone")
     if backbone is None:
         return {}
     made: dict[str, list[np.ndarray]] = {"mean": [], "pool": [], "cls": [], "last": []}
@@ -84,7 +85,7 @@ def poolings(model: EmbeddingModel, tokens: Sequence[Tokens]) -> Pooled:
     return {name: np.stack(rows) for name, rows in made.items()}
 
 
-def _states(model: EmbeddingModel, backbone: Any, tokens: Tokens) -> Tensor:
+def _states(model: TransformerModel, backbone: Any, tokens: Tokens) -> Tensor:
     """(T, H) float32 states of one text's tokens, without vectors that stand before it."""
     seen: list[Tensor] = []
 
@@ -99,7 +100,7 @@ def _states(model: EmbeddingModel, backbone: Any, tokens: Tokens) -> Tensor:
     return seen[-1].float().flatten(0, -2)[-len(tokens["input_ids"]) :]
 
 
-def _behind_pooling(model: EmbeddingModel) -> Callable[[Tensor], Tensor]:
+def _behind_pooling(model: TransformerModel) -> Callable[[Tensor], Tensor]:
     """The model's own layers between its pooling and the normalisation."""
     pooling = getattr(model, "pooling", None)
     if isinstance(pooling, ProjectedPooling):
@@ -108,7 +109,7 @@ def _behind_pooling(model: EmbeddingModel) -> Callable[[Tensor], Tensor]:
     return layer if callable(layer) else nn.Identity()
 
 
-def without_projections(model: EmbeddingModel, tokens: Sequence[Tokens]) -> np.ndarray | None:
+def without_projections(model: TransformerModel, tokens: Sequence[Tokens]) -> np.ndarray | None:
     """Unit vectors (n, H) without the Dense layers behind the pooling; None without any."""
     pooling: Any = getattr(model, "pooling", None)
     if not isinstance(pooling, ProjectedPooling):
@@ -123,11 +124,11 @@ def without_projections(model: EmbeddingModel, tokens: Sequence[Tokens]) -> np.n
     return made
 
 
-def with_causal_mask(model: EmbeddingModel, tokens: Sequence[Tokens]) -> np.ndarray | None:
+def with_causal_mask(model: TransformerModel, tokens: Sequence[Tokens]) -> np.ndarray | None:
     """Unit vectors (n, D) with the causal mask that the model's decoder was trained without; None
     for other models.
     """
-    if getattr(getattr(model, "config", None), "mask", None) != "bidirectional":
+    if getattr(model.config, "mask", None) != "bidirectional":
         return None
     backbone: Any = model.backbone
     with ExitStack() as stack:
@@ -149,12 +150,12 @@ def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-def in_bfloat16(model: EmbeddingModel, tokens: Sequence[Tokens]) -> np.ndarray:
+def in_bfloat16(model: TransformerModel, tokens: Sequence[Tokens]) -> np.ndarray:
     """Unit vectors (n, D) with weights and the output of each layer rounded to bfloat16.
 
     Products are in float32, as fast on CPUs without instructions for bfloat16.
     """
-    of_parts = {m for part in getattr(model, "parts", {}).values() for m in part.modules()}
+    of_parts = {m for part in model.parts.values() for m in part.modules()}
     with ExitStack() as stack:
         for module in model.modules():
             # Layers of a transformer add to what they read; poolings compute in float32.
@@ -197,14 +198,15 @@ def _bfloat16(values: Tensor) -> Tensor:
     return values.to(torch.bfloat16).to(values.dtype)
 
 
-def in_int8(model: EmbeddingModel, tokens: Sequence[Tokens]) -> np.ndarray:
+def in_int8(model: TransformerModel, tokens: Sequence[Tokens]) -> np.ndarray:
     """Unit vectors (n, D) with the weights of linear layers rounded to int8, each output by a scale
     of its own, and their inputs by one scale for all texts.
 
     That is what dynamic quantisation of a CPU runtime does; servers with finer scales are nearer.
     """
-    parts = getattr(model, "parts", {}).values()
-    linear = [m for part in parts for m in part.modules() if isinstance(m, nn.Linear)]
+    linear = [
+        m for part in model.parts.values() for m in part.modules() if isinstance(m, nn.Linear)
+    ]
     with ExitStack() as stack:
         for module in linear:
             stack.enter_context(_quantised(module))

@@ -17,9 +17,10 @@ from rayembed.config.run import Run
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.loading.backbones import check_for_sentence_transformers
 from rayembed.models.loading.files import weights_fingerprint
-from rayembed.models.loading.load import saved_widths
+from rayembed.models.loading.load import check_loadable, saved_widths
 from rayembed.models.loading.saved_folder import SETTINGS_FILE, read_settings, saved_dimensions
 from rayembed.pipeline.register.licences import base_licence, data_licences, task_facts
+from rayembed.proof.write import write_proof
 from rayembed.registry.aliases import CANDIDATE
 from rayembed.registry.card_parts import plain_card
 from rayembed.registry.mlflow_run import FINGERPRINT_TAG, as_tracking_error
@@ -314,7 +315,18 @@ def _make_version(candidate: Candidate, name: str, open_tracker: OpenTracker) ->
             dimensions=_dimensions(folder),
             instruction_template=read_settings(folder).template if is_own else None,
             global_step=training.global_step if training else 0,
+            complete=_with_proof,
         )
+
+
+def _with_proof(folder: Path) -> None:
+    """Write the proof of a model's folder, unless it has one; only of what rayembed can load."""
+    try:
+        check_loadable(folder)
+    except ArtifactError as error:
+        logger.warning("no proof is registered with the model: %s", error)
+        return
+    write_proof(folder)
 
 
 @contextmanager

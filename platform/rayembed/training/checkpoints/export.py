@@ -20,6 +20,7 @@ from rayembed.assets.storage import (
 )
 from rayembed.config.run import Run
 from rayembed.models.kept_zeros import carry_compression
+from rayembed.proof.write import write_proof
 from rayembed.training.checkpoints.weights import load_weights, weights_digest
 
 MADE_OF_FILE = "made-of.json"
@@ -55,19 +56,29 @@ def export(run: Run, weights: str | None, folder: str) -> None:
     upload_model(folder, made_of, save)
 
 
-def upload_model(folder: str, made_of: bytes, save: Callable[[Path], None]) -> None:
-    """Let `save` write a model into a local folder, and upload it to a folder in storage.
+def upload_model(
+    folder: str, made_of: bytes, save: Callable[[Path], None], *, embeds: bool = True
+) -> None:
+    """Let `save` write a model into a local folder, add its proof, and upload it to a folder in
+    storage.
 
     One that is there whole, made of the same, stays; another is replaced.
 
     Args:
         made_of: content of the note by which a whole model is known.
         save: makes the folder that it is given, or replaces the model in it.
+        embeds: whether it gives vectors of texts, and therefore has a proof.
 
     Raises:
         RayembedError: what `save` raises, or the storage refuses the model.
         StorageFullError: there is no room for it.
     """
+
+    def finish(place: Path) -> None:
+        save(place)
+        if embeds:
+            write_proof(place)
+
     note = join(folder, MADE_OF_FILE)
     if exists(note):
         if read_bytes(note) == made_of:
@@ -76,10 +87,10 @@ def upload_model(folder: str, made_of: bytes, save: Callable[[Path], None]) -> N
     if is_remote(folder):
         with tempfile.TemporaryDirectory(prefix="export-") as scratch:
             with room_for(scratch, "or set TMPDIR to a folder on another disk"):
-                save(Path(scratch) / "model")
+                finish(Path(scratch) / "model")
             remove_folder(folder)
             upload_folder(Path(scratch) / "model", folder)
     else:
         with room_for(folder):
-            save(Path(folder))
+            finish(Path(folder))
     write_atomic(note, made_of)
