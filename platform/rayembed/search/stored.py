@@ -74,7 +74,9 @@ def scores_of(distance: np.ndarray, width: int) -> np.ndarray:
 
 
 class Entries(NamedTuple):
-    """Results of a search by bits, as R entries in any order."""
+    """Results of a search by bits: R pairs of a query and a document with their scores, in any
+    order.
+    """
 
     row: np.ndarray
     """(R,) int64 rows of the queries."""

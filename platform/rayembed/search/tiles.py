@@ -85,7 +85,7 @@ class Best(NamedTuple):
 
 
 class Above(NamedTuple):
-    """Documents whose score reaches a threshold, as R entries."""
+    """Pairs of a query and a document whose score reaches the query's threshold."""
 
     rows: Tensor
     """(R,) int64 rows of the queries."""

@@ -1,4 +1,5 @@
-"""Clustering tasks: centroids of a sample of pairs, the cluster of each pair, false negatives.
+"""Clustering tasks: find centroids on a sample of pairs, assign each pair to a cluster, mark false
+negatives.
 
 Those of a batch are S(q, d) = {d' | f(q, d') ≥ f(q, d) + ε} (arXiv 2410.02525, section 4.1), f the
 teacher's cosine. B pairs of a batch, D embedding width.

@@ -54,7 +54,9 @@ def choose(
             hashes = set(map(text_hash, listed_values(listed, context.root)))
             values = np.fromiter(hashes, np.int64, len(hashes))
         case None:
-            raise AssertionError(f"data set {dataset.name!r} holds nothing out")
+            raise AssertionError(
+                f"data set {dataset.name!r} has no held_out setting, so no rows can be chosen"
+            )
     queries, documents, found = _NONE, _NONE, _NONE
     for item in items:
         index = item.index()

@@ -55,8 +55,8 @@ class TextIndex:
         return cls(distinct, np.concatenate(numbers)[first], np.concatenate(rows)[first])
 
     def find(self, text_hash: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(n,) int64 positions of texts in the index, and (n,) bool mask of texts that are
-        in it.
+        """(n,) int64 positions of texts in the index, valid only where the returned (n,) bool mask
+        is set.
         """
         if not len(self.text_hash):
             return np.zeros(len(text_hash), np.int64), np.zeros(len(text_hash), bool)
