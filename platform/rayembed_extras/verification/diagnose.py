@@ -18,6 +18,8 @@ from rayembed_extras.verification.measure import Measured, Target
 
 _NOT_TOLD_APART = 3
 """Tolerances of float32 between two vectors that are no more told apart."""
+_BETWEEN = 4
+"""Tolerances between two vectors that are both within one of a third: angles add up."""
 _SHARE = 0.5
 """Share of the way to a mistake's vectors, less two standard errors, from which it is named."""
 _NAMED = 4
@@ -71,9 +73,10 @@ class _Explained:
     error: float
     """Standard error of the share."""
 
-    @property
-    def is_made(self) -> bool:
-        return self.share - 2 * self.error > _SHARE
+    def is_made(self, rounding: float) -> bool:
+        """Whether it explains the vectors, up to a distance by rounding."""
+        near = self.distance <= max(rounding, self.right_distance / 2)
+        return near and self.share - 2 * self.error > _SHARE
 
 
 def diagnose(
@@ -176,13 +179,11 @@ def _turned(
 def _least_between(proof: Proof, allowed: Sequence[NumberType], alone: float) -> float:
     """Lowest cosine between two vectors of one text that counts as the same.
 
-    Two vectors within a tolerance of a third are within four of each other.
-
     Args:
         alone: lowest cosine with a right vector, which shows the target's own number type.
     """
     own = _strictest(proof, allowed, alone) or allowed[-1]
-    return 1 - 4 * (1 - proof.tolerance[own])
+    return 1 - _BETWEEN * (1 - proof.tolerance[own])
 
 
 def _same(proof: Proof, strictest: NumberType | None, worst: float) -> str:
@@ -207,7 +208,8 @@ def _strictest(proof: Proof, allowed: Sequence[NumberType], worst: float) -> Num
 def _explained(proof: Proof, texts: Sequence[int], found: np.ndarray) -> list[_Explained]:
     """The mistakes that unit vectors (n, D) of the texts show, the nearest first."""
     compared = [_compared(proof, one, texts, found) for one in _mistakes(proof)]
-    shown = [one for one in compared if one is not None and one.is_made]
+    rounding = _BETWEEN * (1 - min(proof.tolerance.values()))
+    shown = [one for one in compared if one is not None and one.is_made(rounding)]
     return sorted(shown, key=lambda one: one.distance)
 
 

@@ -193,11 +193,15 @@ def _array(vectors: Any) -> np.ndarray:
     if hasattr(vectors, "detach"):
         vectors = vectors.detach().cpu().float().numpy()
     try:
-        return np.asarray(vectors, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+        found = np.asarray(vectors, dtype=np.float64)
+    except (TypeError, ValueError):
+        found = np.empty(0)
+    if found.ndim != 2:
         raise ArtifactError(
-            f"a {type(vectors).__name__} came in place of vectors: {error}"
-        ) from error
+            f"a {type(vectors).__name__} came in place of vectors; expected a list of numbers for "
+            "each text"
+        )
+    return found
 
 
 def _check_client(prompts: str | None, why: str) -> None:

@@ -31,6 +31,10 @@ _OWNERS = {
 """`owned_by` in a server's list of models → its software."""
 
 
+_FIRST = ProofText("Paris", "document", "")
+"""Text of the request by which a schema is tried."""
+
+
 class _OtherSchemaError(Exception):
     """The server has no such path, or another schema there."""
 
@@ -64,7 +68,7 @@ def _tei_body(texts: list[str], _: str | None, more: Mapping[str, Any]) -> dict[
 
 
 def _cohere_body(texts: list[str], model: str | None, more: Mapping[str, Any]) -> dict[str, Any]:
-    kind = {"input_type": "search_document", "embedding_types": ["float"], "truncate": "END"}
+    kind = {"embedding_types": ["float"], "truncate": "END"}
     return {"texts": texts, **({"model": model} if model else {}), **kind, **more}
 
 
@@ -129,7 +133,7 @@ def open_server(
                 more["truncate_prompt_tokens"] = -1
         call = _Call(server, SCHEMAS[name], model, more)
         try:
-            call(["Paris"], {})
+            call(["Paris"], _fields(name, software, prompts)(_FIRST))
         except (_OtherSchemaError, TextsRefusedError) as error:
             problems.append(f"{SCHEMAS[name].path}: {error}")
             continue
@@ -143,17 +147,8 @@ def open_server(
 def _target(
     url: str, name: str, call: "_Call", software: str | None, prompts: str | None
 ) -> Target:
-    own = software == "rayembed" and name == "openai"
-    schema = SCHEMAS[name]
-    by_server = prompts == "server" or (prompts is None and (own or schema.roles))
-
-    def fields(text: ProofText) -> dict[str, Any]:
-        if not by_server:
-            return {}
-        if not own:
-            return schema.role(text)
-        told = {} if text.instruction is None else {"instruction": text.instruction}
-        return {"role": text.role, **told}
+    own, by_server = _is_own(name, software), _by_server(name, software, prompts)
+    fields = _fields(name, software, prompts)
 
     def embed(texts: Sequence[ProofText]) -> np.ndarray:
         groups: dict[str, tuple[dict[str, Any], list[int]]] = {}
@@ -179,10 +174,35 @@ def _target(
     return Target(url, embed, assumed, known, takes_instructions=own or not by_server)
 
 
+def _is_own(name: str, software: str | None) -> bool:
+    """Whether requests have rayembed's own fields, role and instruction."""
+    return software == "rayembed" and name == "openai"
+
+
+def _by_server(name: str, software: str | None, prompts: str | None) -> bool:
+    """Whether the server puts the prompt before a text."""
+    return (_is_own(name, software) or SCHEMAS[name].roles) if not prompts else prompts == "server"
+
+
+def _fields(
+    name: str, software: str | None, prompts: str | None
+) -> Callable[[ProofText], dict[str, Any]]:
+    """Function from a text to the fields of a request that name its role."""
+
+    def own(text: ProofText) -> dict[str, Any]:
+        told = {} if text.instruction is None else {"instruction": text.instruction}
+        return {"role": text.role, **told}
+
+    if not _by_server(name, software, prompts):
+        return lambda _: {}
+    return own if _is_own(name, software) else SCHEMAS[name].role
+
+
 def _split(url: str) -> tuple[str, str | None]:
     """Address without the path that embeds, and the schema of that path; None without one."""
     root = url.rstrip("/")
-    for name, schema in SCHEMAS.items():
+    longest_first = sorted(SCHEMAS.items(), key=lambda one: -len(one[1].path))
+    for name, schema in longest_first:
         if root.endswith(schema.path):
             return root.removesuffix(schema.path), name
     for version in ("/v1", "/v2"):

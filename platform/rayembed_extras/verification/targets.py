@@ -47,7 +47,7 @@ def verify_target(
                 f"no proof to compare {target!r} with; name the model that it should be (--proof): "
                 "a folder, models:/name@alias, or a hub reference"
             )
-        given = proof_of(named, tracking_uri)
+        given = proof_of(named, tracking_uri, make=proof is not None)
     opened = open_target(target, given, prompts=prompts, tracking_uri=tracking_uri, **server)
     return diagnose(given, opened, measure(opened, given.texts, repeat), within=within)
 
@@ -84,15 +84,22 @@ def open_target(
     return open_folder(_folder(target, tracking_uri), prompts=prompts)
 
 
-def proof_of(model: str | Path, tracking_uri: str | None = None) -> Proof:
-    """Read the proof of a model; one without a proof is loaded, and its proof made in memory.
+def proof_of(model: str | Path, tracking_uri: str | None = None, *, make: bool = True) -> Proof:
+    """Read the proof of a model.
+
+    Args:
+        make: load a model without a proof, and make it in memory.
 
     Raises:
-        RayembedError: there is no such model, or its proof is damaged.
+        RayembedError: there is no such model or no proof, or it is damaged.
     """
     folder = _folder(str(model), tracking_uri)
     if (known := read_proof(folder)) is not None:
         return known
+    if not make:
+        raise ConfigError(
+            f"{str(model)!r} has no proof of its own; name the model that it should be (--proof)"
+        )
     from rayembed.models.loading.files import weights_fingerprint
     from rayembed.models.loading.load import load_model
     from rayembed.models.loading.saved_prompts import saved_instructions

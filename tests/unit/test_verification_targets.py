@@ -1,0 +1,166 @@
+"""Folders and objects of this process against a model's proof."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from proved_models import save_proved
+from sentence_transformers import SentenceTransformer
+from tiny_folders import save_nvembed
+
+from rayembed.api.embedder import load
+from rayembed.errors import ArtifactError, ConfigError
+from rayembed.proof.proof import PROOF_FOLDER, read_proof
+from rayembed.proof.write import write_proof
+from rayembed_extras.verification import verify
+from rayembed_extras.verification.job import DIFFERS, run_verify_job
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_proved(tmp_path_factory.mktemp("mean") / "model", "mean")
+
+
+@pytest.fixture(scope="module")
+def changed(folder, tmp_path_factory):
+    """The folder with another pooling, as a converter may leave it, without its proof."""
+    copy = tmp_path_factory.mktemp("changed") / "model"
+    shutil.copytree(folder, copy)
+    path = copy / "1_Pooling" / "config.json"
+    modes = json.loads(path.read_text())
+    modes |= {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
+    path.write_text(json.dumps(modes))
+    shutil.rmtree(copy / PROOF_FOLDER)
+    return copy
+
+
+def test_a_folder_has_the_vectors_of_its_own_proof(folder, capsys):
+    assert run_verify_job([str(folder), "--repeat", "1"]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("same vectors (cosine ≥ 0.9999")
+    assert "sentence-transformers puts the folder's own" in told.err
+    literal = verify(folder, prompts="client", repeat=1)
+    assert literal.same
+    assert "as literal text" in literal.notes[0]
+
+
+def test_a_changed_folder_is_told_by_the_proof_of_the_right_one(folder, changed, capsys):
+    code = run_verify_job([str(changed), "--proof", str(folder), "--repeat", "1"])
+    told = capsys.readouterr().out
+    assert code == DIFFERS
+    assert told.startswith("CLS pooling where the model has mean pooling; cosine ")
+    assert "sentence-transformers: copy 1_Pooling/config.json" in told
+    assert run_verify_job([str(changed)]) == 2
+    assert "has no proof of its own" in capsys.readouterr().err
+    shutil.copytree(folder / PROOF_FOLDER, changed / PROOF_FOLDER)
+    with pytest.raises(ArtifactError, match="settings were changed"):
+        verify(changed)
+    shutil.rmtree(changed / PROOF_FOLDER)
+
+
+def test_a_model_without_a_proof_gets_one_in_memory(folder, changed, tmp_path):
+    bare = tmp_path / "bare"
+    shutil.copytree(folder, bare)
+    shutil.rmtree(bare / PROOF_FOLDER)
+    made = verify(folder, bare, repeat=1)
+    assert made.same, made.line
+    assert not (bare / PROOF_FOLDER).exists()
+    assert not verify(changed, bare, repeat=1).same, "the control"
+
+
+def test_a_folder_in_rayembeds_own_format(tmp_path):
+    folder = save_nvembed(tmp_path / "model")
+    write_proof(folder)
+    verdict = verify(folder, repeat=1)
+    assert verdict.same, verdict.line
+    assert verify(load(folder, device="cpu"), folder, repeat=1).same
+
+
+class LangChain:
+    """The two methods of LangChain's `Embeddings`."""
+
+    def __init__(self, model, prompts):
+        self.model, self.prompts = model, prompts
+
+    def embed_query(self, text):
+        return self.embed(self.prompts["query"], [text])[0]
+
+    def embed_documents(self, texts):
+        return self.embed(self.prompts["document"], texts)
+
+    def embed(self, prompt, texts):
+        return self.model.encode([prompt + text for text in texts]).tolist()
+
+
+def test_objects(folder):
+    model = SentenceTransformer(str(folder), device="cpu")
+    proof = read_proof(folder)
+    right = LangChain(model, {"query": "where ", "document": "the world "})
+    bare = LangChain(model, {"query": "", "document": ""})
+    for embedder in (model, right, lambda texts: model.encode(texts, convert_to_tensor=True)):
+        verdict = verify(embedder, proof, repeat=1)
+        assert verdict.same, (embedder, verdict.line)
+    verdict = verify(bare, proof, repeat=1)
+    assert verdict.mistakes == ("no_prompt",)
+    assert "as a vector store calls them" in verdict.notes[0]
+    assert verify(bare, proof, prompts="client", repeat=1).same
+    swapped = LangChain(model, {"query": "the world ", "document": "where "})
+    assert verify(swapped, proof, repeat=1).mistakes == ("wrong_role",)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "error", "words"),
+    [
+        (7, {}, ConfigError, "cannot verify a int"),
+        ("folder", {"schema": "tei"}, ConfigError, "schema is for the address of a server"),
+        ("folder", {"prompts": "both"}, ConfigError, "allowed: 'client', 'server'"),
+        ("folder", {"repeat": 0}, ConfigError, "from 1 on"),
+        (lambda texts: np.ones((1, 24)), {}, ArtifactError, "1 vectors for 16 texts"),
+        (lambda texts: None, {}, ArtifactError, "in place of vectors"),
+        (np.ones, {"prompts": "server"}, ConfigError, "a function is given texts alone"),
+    ],
+)
+def test_what_cannot_be_verified_says_why(target, options, error, words, folder):
+    target = folder if target == "folder" else target
+    with pytest.raises(error, match=words):
+        verify(target, folder, **options)
+
+
+def test_a_gguf_file_needs_llama_cpp(folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "llama_cpp", None)
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match="pip install llama-cpp-python"):
+        verify(file, folder)
+
+
+class Llama:
+    """The interface of llama-cpp-python that is used, around a SentenceTransformer."""
+
+    model = None
+
+    def __init__(self, *, model_path, embedding, verbose, n_ctx, n_batch, n_ubatch):
+        assert embedding
+        assert n_ctx == n_batch == n_ubatch == 320
+
+    def embed(self, texts, *, normalize, truncate):
+        assert normalize
+        assert truncate
+        return self.model.encode(texts).tolist()
+
+
+def test_a_gguf_file_by_llama_cpp(folder, changed, tmp_path, monkeypatch):
+    import types
+
+    fake = types.ModuleType("llama_cpp")
+    fake.Llama = Llama
+    monkeypatch.setitem(__import__("sys").modules, "llama_cpp", fake)
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    monkeypatch.setattr(Llama, "model", SentenceTransformer(str(folder), device="cpu"))
+    assert verify(file, folder, repeat=1).same
+    monkeypatch.setattr(Llama, "model", SentenceTransformer(str(changed), device="cpu"))
+    verdict = verify(file, folder, repeat=1)
+    assert verdict.mistakes == ("cls_pooling",)
+    assert "llama.cpp: start it with --pooling mean" in verdict.advice[1]
