@@ -12,7 +12,8 @@ there, the one instruction that the model learnt, if it learnt a single one; "":
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
@@ -36,13 +37,20 @@ from rayembed.registry.openai_schema import (
 )
 
 _TEXTS_PER_BATCH = 32
+_TEXTS_OF_PROOF = 3
+"""Texts of the proof that are embedded at load, of each role and instruction: the first are short.
+"""
 
 
 class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlflow is untyped
     """MLflow pyfunc that answers requests in OpenAI's embeddings schema."""
 
     def load_context(self, context: Any) -> None:
-        """Load the exported folder, to a GPU if available."""
+        """Load the exported folder, to a GPU if available.
+
+        Raises:
+            MlflowException: its vectors are not those of the folder's proof.
+        """
         from sentence_transformers import SentenceTransformer
 
         settings = context.model_config or {}
@@ -63,6 +71,39 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
                 # The plain format has one maximum length, the larger one.
                 self.model[0].query_length = own["query_max_length"]
                 self.model[0].document_length = own["document_max_length"]
+        self._check_proof(folder)
+
+    def _check_proof(self, folder: Path) -> None:
+        """Raise if the first texts of the folder's proof have other vectors here."""
+        # By name, since it stands in a layer above this one, too.
+        proof = import_module("rayembed.proof.proof").read_proof(folder)
+        if proof is None:
+            return
+        kinds: dict[tuple[Role, str | None], list[int]] = {}
+        for i, text in enumerate(proof.texts):
+            kinds.setdefault((text.role, text.instruction), []).append(i)
+        chosen = [i for places in kinds.values() for i in places[:_TEXTS_OF_PROOF]]
+        texts = tuple(proof.texts[i] for i in chosen)
+        part = replace(proof, texts=texts, vectors=proof.vectors[chosen], mistakes=())
+
+        def embed(texts: Sequence[Any]) -> np.ndarray:
+            made = [
+                self._embed([one.text], EncodeOptions(one.role, one.instruction, None, "float"))[0]
+                for one in texts
+            ]
+            return np.concatenate(made)
+
+        inner = getattr(self.model[0], "model", None)  # a graph has no parameters
+        computed = getattr(inner, "number_type", None) or str(self.model.dtype)[len("torch.") :]
+        loosest = min((computed, proof.dtype), key=lambda kind: proof.tolerance.get(kind, 1.0))
+        checked = import_module("rayembed.proof.check").check(part, embed, loosest)
+        if not checked.same:
+            raise MlflowException(
+                f"the model in {str(folder)!r} gives other vectors here than where it was "
+                f"registered (lowest cosine {checked.worst:.4f}, allowed {checked.tolerance:g}, in "
+                f"the text of {texts[checked.wrong[0]].about!r}): install the versions of its "
+                "requirements.txt, or remove its folder proof to load it nevertheless"
+            )
 
     # Of the annotation of a table alone MLflow makes no signature beside the one it is given.
     def predict(

@@ -55,6 +55,9 @@ def make_app(
         failing = [name for name in services if name not in states or not states[name].healthy]
         if failing:
             return JSONResponse({"status": "failing", "models": failing}, status_code=503)
+        differing = {name: state.differs for name, state in states.items() if state.differs}
+        if differing:
+            return JSONResponse({"status": "other vectors", "models": differing}, status_code=503)
         return JSONResponse({"status": "ready"})
 
     @app.api_route("/metrics", methods=["GET", "HEAD"])
@@ -136,17 +139,22 @@ async def _states(services: Mapping[str, Served]) -> dict[str, State]:
 
 
 def _metrics(states: Mapping[str, State]) -> str:
-    """Counters of all models in Prometheus' text format."""
+    """Counters and gauges of all models in Prometheus' text format."""
     values: dict[tuple[str, str], list[str]] = {}
     for name, state in states.items():
         label = name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        for key, number in state.totals.items():
-            metric = f"rayembed_{key}_total"
-            values.setdefault((metric, "counter"), []).append(f'{{model="{label}"}} {number}')
-        metric = "rayembed_waiting_texts"
-        values.setdefault((metric, "gauge"), []).append(
-            f'{{model="{label}"}} {state.waiting_texts}'
-        )
+        gauges: dict[str, float] = {"waiting_texts": state.waiting_texts}
+        if state.proof_cosine is not None:
+            gauges["proof_cosine"] = state.proof_cosine
+        if state.proof_cosine is not None or state.differs:
+            gauges["proof_same"] = 0 if state.differs else 1
+        metrics: dict[tuple[str, str], float] = {
+            **{(f"{key}_total", "counter"): number for key, number in state.totals.items()},
+            **{(key, "gauge"): number for key, number in gauges.items()},
+        }
+        for (key, kind), number in metrics.items():
+            line = f'{{model="{label}"}} {number}'
+            values.setdefault((f"rayembed_{key}", kind), []).append(line)
     return "".join(
         f"# TYPE {metric} {kind}\n" + "".join(f"{metric}{one}\n" for one in lines)
         for (metric, kind), lines in values.items()

@@ -121,7 +121,7 @@ def load(served: ServedModel, limits: Limits, tracking_uri: str | None) -> Embed
         tokenizer = model_tokenizer(model)
     elif served.token_arrays is not None:
         tokenizer = named_tokenizer(served.token_arrays)
-    return EmbeddingService(
+    service = EmbeddingService(
         served.name,
         model,
         source=served.model,
@@ -129,6 +129,8 @@ def load(served: ServedModel, limits: Limits, tracking_uri: str | None) -> Embed
         token_arrays=tokenizer,
         limits=limits,
     )
+    service.check_proof(folder)
+    return service
 
 
 def start(config: ServingConfig, *, key_digests: frozenset[str]) -> None:

@@ -8,16 +8,19 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from rayembed.config.types import Role
-from rayembed.errors import DataError
+from rayembed.errors import ArtifactError, DataError
 from rayembed.models.contract import Tokens, cost
 from rayembed.models.passes.encoding import default_budget, encode_tokens, no_unit_vectors
 from rayembed.models.transformer_model import TransformerModel
+from rayembed.proof.check import check
+from rayembed.proof.proof import ProofText, read_proof
 from rayembed.registry.openai_schema import EncodeOptions, RequestError, cut
 from rayembed_extras.serving.batcher import Batcher
 from rayembed_extras.serving.routes import ROUTES, Call, Embedded, Offer, Text
@@ -52,6 +55,10 @@ class State(NamedTuple):
     """Counters since the start."""
     waiting_texts: int
     """Number of texts of unanswered requests."""
+    proof_cosine: float | None = None
+    """Lowest cosine with the vectors of the model's proof, at the start; None: not compared."""
+    differs: str = ""
+    """Reason why the vectors are not those of the proof; empty if they are, or there is none."""
 
 
 class Answer(NamedTuple):
@@ -123,6 +130,8 @@ class EmbeddingService:
         self._created = int(time.time())
         self.waiting_texts = 0
         """Texts of requests that are not answered yet."""
+        self._proof_cosine: float | None = None
+        self._differs = ""
         budget = tokens_per_batch or default_budget(model.device)
         self._batcher = Batcher(self._embed_together, largest_batch=budget)
 
@@ -133,7 +142,47 @@ class EmbeddingService:
 
     async def state(self) -> State:
         """Current state of the model."""
-        return State(self.healthy, asdict(self.counts), self.waiting_texts)
+        counts = asdict(self.counts)
+        return State(self.healthy, counts, self.waiting_texts, self._proof_cosine, self._differs)
+
+    def check_proof(self, folder: Path) -> None:
+        """Embed the texts of the model's proof as requests are, and keep the result in the state.
+
+        Args:
+            folder: of the model; without a proof it is served with a warning.
+        """
+        try:
+            proof = read_proof(folder)
+        except ArtifactError as error:
+            self._differs = str(error)
+        else:
+            if proof is None:
+                _logger.warning(
+                    "%s has no proof, so nothing checks that its vectors are the model's own; "
+                    "register or export it again to have one",
+                    self.name,
+                )
+                return
+            computed: Any = self._model.number_type
+            loosest = min((computed, proof.dtype), key=lambda kind: proof.tolerance.get(kind, 1.0))
+            checked = check(proof, self._embed_proof, loosest)
+            self._proof_cosine = checked.worst
+            if not checked.same:
+                about = proof.texts[checked.wrong[0]].about
+                self._differs = (
+                    f"{len(checked.wrong)} of {len(proof.texts)} texts of the model's proof have "
+                    f"other vectors (lowest cosine {checked.worst:.4f}, allowed "
+                    f"{checked.tolerance:g}), such as {about!r}; rayembed verify names the mistake"
+                )
+        if self._differs:
+            _logger.error("%s is not ready: %s", self.name, self._differs)
+
+    def _embed_proof(self, texts: Sequence[ProofText]) -> np.ndarray:
+        """(N, D) vectors of a proof's texts, by the role and instruction of each."""
+        tokens = [
+            _tokens(self._model, [one.text], one.role, one.instruction)[0][0] for one in texts
+        ]
+        return encode_tokens(self._model, tokens)
 
     async def describe(self) -> dict[str, Any]:
         """Model entry for OpenAI's list of models."""
