@@ -1,6 +1,9 @@
 """The proof of a model folder: its texts and vectors, and what reading refuses."""
 
+import io
 import json
+import re
+import shutil
 from dataclasses import replace
 
 import architecture_contract as contract
@@ -19,6 +22,7 @@ from rayembed.models.sentence_module import as_sentence_transformer
 from rayembed.proof.check import check
 from rayembed.proof.proof import read_proof
 from rayembed.proof.write import write_proof
+from rayembed.registry.card_parts import FOLDER, proof_section
 from rayembed.training.checkpoints.export import upload_model
 
 KINDS = list(ARCHITECTURES.classes())
@@ -110,9 +114,56 @@ def test_the_number_type_sets_the_tolerance(folders):
     assert check(proof, lambda texts: near, "int8").same
 
 
-def copied(folder, target):
-    import shutil
+def code_of_card(folder, kind, **given):
+    """The code of the card's section, for a folder."""
+    plain = tiny_settings(kind).has_plain_format
+    (code,) = re.findall(r"```python\n(.*?)```", proof_section("m", plain=plain, **given), re.S)
+    assert len(code.splitlines()) <= 32
+    assert "rayembed" not in code.replace("# of `rayembed serve`", "")
+    return code.replace(FOLDER, str(folder))
 
+
+def test_the_code_of_the_card_checks_a_copy(folders, tmp_path, capsys):
+    exec(code_of_card(folders / "biencoder", "biencoder"), {})
+    assert re.search(
+        r"cosine (1\.0000|0\.9999).*\nlengths 1\.000 to 1\.000", capsys.readouterr().out
+    )
+    folder = copied(folders / "biencoder", tmp_path / "model")
+    path = folder / "1_Pooling" / "config.json"
+    modes = json.loads(path.read_text())
+    modes |= {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
+    path.write_text(json.dumps(modes))
+    with pytest.raises(AssertionError):
+        exec(code_of_card(folder, "biencoder"), {})
+
+
+def test_the_code_of_the_card_knows_different_lengths(tmp_path):
+    lengths = {"query_max_length": 12, "document_max_length": 24}
+    parts = tiny_parts("biencoder", tmp_path / "parts")
+    model = contract.moved(build_model(tiny_settings("biencoder", **lengths), parts, seed=1))
+    model.save(tmp_path / "model")
+    write_proof(tmp_path / "model")
+    exec(code_of_card(tmp_path / "model", "biencoder", max_lengths=model.config.max_lengths), {})
+    with pytest.raises(AssertionError):
+        exec(code_of_card(tmp_path / "model", "biencoder"), {})
+
+
+def test_the_code_of_the_card_asks_a_server(folders, monkeypatch):
+    model = load_model(folders / "nvembed")
+
+    def answer(request):
+        asked = json.loads(request.data)
+        assert request.full_url == "http://localhost:8000/v1/embeddings"
+        vector = encode(
+            model, asked["input"], role=asked["role"], instruction=asked.get("instruction")
+        )
+        return io.BytesIO(json.dumps({"data": [{"embedding": vector.tolist()}]}).encode())
+
+    monkeypatch.setattr("urllib.request.urlopen", answer)
+    exec(code_of_card(folders / "nvembed", "nvembed"), {})
+
+
+def copied(folder, target):
     return shutil.copytree(folder, target)
 
 
@@ -129,8 +180,6 @@ def test_a_model_that_is_uploaded_has_a_proof(folders, tmp_path):
 
 
 def test_a_proof_changes_no_identity_of_the_folder(folders, tmp_path):
-    import shutil
-
     folder = copied(folders / "biencoder", tmp_path / "model")
     before = weights_fingerprint(folder), count_parameters(folder)
     shutil.rmtree(folder / "proof")

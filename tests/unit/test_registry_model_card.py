@@ -141,7 +141,7 @@ def test_the_card_names_the_teachers_whose_vectors_a_stage_reads():
 def test_code_in_the_card_is_python(kind):
     text = card(make_run(kind))
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4  # three ways of use, and the check of a copy
     for block in blocks:
         compile(block, "card", "exec")
     assert "trust_remote_code" not in text
@@ -158,7 +158,8 @@ def test_one_instruction_of_the_last_stage_needs_no_prompt():
     values["stages"][1]["datasets"] = {"pairs": 1.0}
     text = card(parse(Run, values))
     assert "one instruction before its queries, `Find it`, which stands before" in text
-    for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+    use = text.partition("## Check of a copy")[0]
+    for block in re.findall(r"```python\n(.*?)```", use, flags=re.DOTALL):
         assert "prompt=" not in block
         assert "instruction=" not in block
     assert "`query_instruction='Find it '` and `text_instruction=''`" in text

@@ -3,10 +3,11 @@
 import math
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from rayembed.config.types import Role
 from rayembed.display.tables import Cell, Table, show
 from rayembed.registry.aliases import CANDIDATE
 from rayembed.results.scores import (
@@ -174,6 +175,70 @@ def serving_section(registered_model: str, field: str, *, scored: bool) -> str:
     )
 
 
+_WITH_SENTENCE_TRANSFORMERS = """from sentence_transformers import SentenceTransformer
+
+folder = Path("{folder}")
+model = SentenceTransformer(str(folder)){lengths}
+
+
+def embed(text):  # or a request to a server, which has to read text["prompt"] + text["text"]
+    encode = model.encode_query if text["role"] == "query" else model.encode_document
+    return encode(text["text"], prompt=text["prompt"])
+"""
+_WITH_HTTP = """
+folder, url = Path("{folder}"), "http://localhost:8000/v1/embeddings"
+
+
+def embed(text):  # of `rayembed serve`, or of any server with OpenAI's schema and these two fields
+    own = {{key: text[key] for key in ("role", "instruction") if text[key]}}
+    body = json.dumps({{"model": "{name}", "input": text["text"], **own}}).encode()
+    with urlopen(Request(url, body, {{"Content-Type": "application/json"}})) as answer:
+        return np.array(json.load(answer)["data"][0]["embedding"])
+"""
+_COMPARED = """
+proof = json.loads((folder / "proof" / "proof.json").read_text(encoding="utf-8"))
+right = load_file(folder / "proof" / "vectors.safetensors")["right"]
+found = np.stack([embed(text) for text in proof["texts"]])
+lengths = np.linalg.norm(found, axis=1)
+cosines = (found * right).sum(axis=1) / lengths
+worst = proof["texts"][int(cosines.argmin())]
+print(f"cosine {cosines.min():.5f} ({worst['role']}, {worst['about']})")
+print(f"lengths {lengths.min():.3f} to {lengths.max():.3f}")
+assert cosines.min() >= proof["tolerance"]["float32"]
+"""
+FOLDER = "path/to/this/folder"
+"""Stands in code of the card for the folder that the card lies in."""
+
+
+def proof_section(name: str, *, plain: bool, max_lengths: Mapping[Role, int] | None = None) -> str:
+    """Code that checks a copy of the model by its proof, without rayembed.
+
+    Args:
+        name: of the model, in requests.
+        plain: whether sentence-transformers loads the folder where rayembed is not installed.
+        max_lengths: by role, which the plain format does not keep; None: not known.
+    """
+    different = max_lengths is not None and len(set(max_lengths.values())) > 1
+    lengths = ""
+    if different and max_lengths is not None:
+        lengths = (
+            "\nmodel[0].query_length, model[0].document_length = "
+            f"{max_lengths['query']}, {max_lengths['document']}"
+        )
+    own = _WITH_SENTENCE_TRANSFORMERS if plain else _WITH_HTTP
+    imported = "" if plain else "from urllib.request import Request, urlopen\n"
+    return (
+        "The folder `proof` has some 64 texts with the vectors that this model gives, since "
+        "servers lose prompts, poolings or lengths unseen. This checks a copy without rayembed; "
+        "`rayembed verify` names the mistake, too.\n\n"
+        f"```python\nimport json\nfrom pathlib import Path\n{imported}\nimport numpy as np\n"
+        "from safetensors.numpy import load_file\n"
+        + own.format(folder=FOLDER, lengths=lengths, name=name)
+        + _COMPARED
+        + "```"
+    )
+
+
 def plain_card(
     name: str,
     *,
@@ -199,6 +264,7 @@ def plain_card(
         f"maps a text to a vector of {dimensions} numbers. {stated} What it was trained on is told "
         f"by its own home.\n\n## Use\n\n{serving}\n\n"
         f"## Scores\n\n{scores}\n\n"
+        f"## Check of a copy\n\n{proof_section(registered_model, plain=True)}\n\n"
         "## Limits\n\nScores say what they were measured on and no more. Vectors of other models "
         "cannot be compared with its own.\n"
     )

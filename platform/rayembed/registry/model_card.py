@@ -10,7 +10,9 @@ from rayembed.config.stage import StageConfig
 from rayembed.config.types import Role
 from rayembed.display.tables import Table, show
 from rayembed.registry.card_parts import (
+    FOLDER,
     front_matter,
+    proof_section,
     registry_address,
     score_section,
     serving_section,
@@ -19,9 +21,6 @@ from rayembed.results.scores import TaskScore
 
 CARD_FILE = "README.md"
 """File name of the card in the model's folder."""
-
-FOLDER = "path/to/this/folder"
-"""Stands in code of the card for the folder that the card lies in."""
 
 
 def model_card(
@@ -69,9 +68,17 @@ def model_card(
         "## Scores\n\n" + score_section(scores, results, reference),
         "## Training\n\n" + _not_whole(share) + _training(run, _row_counts(provenance), licences),
         "## Provenance\n\n" + _provenance(run, fingerprint, provenance),
+        "## Check of a copy\n\n" + _check_of_a_copy(run, registered_model),
         "## Limits\n\n" + _limits(run, base_licence, licences),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _check_of_a_copy(run: Run, registered_model: str | None) -> str:
+    model = run.model
+    return proof_section(
+        registered_model or run.name, plain=model.has_plain_format, max_lengths=model.max_lengths
+    )
 
 
 def hub_name(reference: str) -> str | None:
