@@ -20,6 +20,7 @@ from mteb.abstasks.retrieval import AbsTaskRetrieval
 from rayembed.assets.hub_client import causes_of, limit_hub, passes, status_of, with_retries
 from rayembed.errors import AssetError, RayembedError
 from rayembed.evaluation.hybrid import Baselines, Recorded, further_searches
+from rayembed.evaluation.item_results import keep_items
 from rayembed.evaluation.query_results import entries
 from rayembed.results.costs import Cost
 
@@ -183,6 +184,7 @@ class ScoreTask:
         task = self.task.load()
         load_data(task)
         _keep_queries(task)
+        keep_items(task)
         if self.baselines is None:
             outcome = _scored(task, model)
         else:

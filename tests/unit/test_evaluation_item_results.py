@@ -1,0 +1,83 @@
+"""Outcomes of single items beside mteb's scores: the scores are made of them."""
+
+import mteb
+import numpy as np
+import pytest
+from mteb_hub import mteb_hub
+from scipy.stats import spearmanr
+from sklearn.metrics import average_precision_score
+from word_model import WordSpec
+
+from rayembed.evaluation.benchmarks import MtebTask
+from rayembed.evaluation.item_results import OF_ITEMS, item_outcomes
+from rayembed.evaluation.jobs import TASK_RESULT, ScoreTask
+from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
+from rayembed.evaluation.pooled.model import PooledModel
+from rayembed.evaluation.pooled.pool import OneWorker
+from rayembed.results.writer import open_results
+
+WITH_ITEMS = (
+    "Banking77Classification",
+    "STSBenchmark",
+    "SprintDuplicateQuestions",
+    "AskUbuntuDupQuestions",
+)
+WITHOUT = ("TwentyNewsgroupsClustering.v2", "SummEvalSummarization.v2", "FiQA2018")
+
+pytestmark = pytest.mark.filterwarnings("ignore:The used Evaluator is deprecated")
+
+
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory):
+    """Task → the entry of its result, as it is read back, and its loaded data."""
+    found, folder = {}, tmp_path_factory.mktemp("hub")
+    tasks = [MtebTask(name) for name in (*WITH_ITEMS, *WITHOUT)]
+    spec = WordSpec()
+    with mteb_hub([task.load() for task in tasks], folder):
+        for task in tasks:
+            model = PooledModel(spec, OneWorker(EncodingWorker(spec, None, "cpu")))
+            outcome = ScoreTask(task).run(model)[TASK_RESULT]
+            with open_results(folder / "results", spec.meta) as writer:
+                read = writer.save(mteb.TaskResult.from_dict(outcome))
+            data = task.load()
+            data.load_data()
+            found[task.name] = read.scores["test"][0], data
+    return found
+
+
+def test_a_classification_holds_how_often_each_text_was_right(entries):
+    entry, task = entries["Banking77Classification"]
+    outcomes = item_outcomes(entry)
+    assert len(outcomes) == len(task.dataset["test"])
+    assert outcomes.mean() == pytest.approx(entry["main_score"], abs=1e-5)
+    assert set(np.round(outcomes * task.n_experiments, 4) % 1) == {0.0}
+
+
+def test_pairs_hold_their_similarity(entries):
+    entry, task = entries["STSBenchmark"]
+    expected = spearmanr(item_outcomes(entry), task.dataset["test"]["score"])[0]
+    assert expected == pytest.approx(entry["main_score"], abs=1e-5)
+    entry, task = entries["SprintDuplicateQuestions"]
+    labels = np.ravel(task.dataset["test"]["labels"])
+    expected = average_precision_score(labels, item_outcomes(entry))
+    assert expected == pytest.approx(entry["main_score"], abs=1e-5)
+    others = {entry[f"{name}_ap"] for name in ("cosine", "dot", "euclidean", "manhattan")}
+    assert len(others) > 1, "else any of them would do"
+
+
+def test_a_reranking_holds_the_average_precision_of_each_query(entries):
+    entry, _ = entries["AskUbuntuDupQuestions"]
+    assert item_outcomes(entry).mean() == pytest.approx(entry["main_score"], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_scores_that_are_not_made_of_items_hold_none(entries, name):
+    entry, _ = entries[name]
+    assert OF_ITEMS not in entry
+    assert item_outcomes(entry) is None
+
+
+def test_a_task_that_computes_scores_of_its_own_is_left_alone(entries):
+    task = MtebTask("Banking77Classification").load()
+    task.is_cross_validation = True
+    assert "_calculate_scores" not in vars(task), "each task is made with mteb's own functions"
