@@ -33,6 +33,7 @@ from rayembed.evaluation.model_spec import (
     stored_conditions,
 )
 from rayembed.evaluation.prompts import ModelPrompts, folder_prompts
+from rayembed.evaluation.training_data import UNKNOWN, TrainingData, training_data
 from rayembed.machine.hardware import Precision
 from rayembed.models.contract import EmbeddingModel, Tokenizer, Tokens
 from rayembed.models.loading.files import check_weight_files, count_parameters, weights_fingerprint
@@ -74,6 +75,8 @@ class RayembedSpec(PromptedSpec):
     num_parameters: int | None
     places: int = 0
     """Documents that the model's context holds; 0: it takes none."""
+    training: TrainingData = UNKNOWN
+    """What mteb's metadata declare of its training; decides no score."""
 
     @property
     def num_context(self) -> int:
@@ -106,6 +109,8 @@ class RayembedSpec(PromptedSpec):
             max_tokens=max(length for _, length in self.max_lengths),
             similarity_fn_name="cosine",
             use_instructions=self.prompts.folder.template is not None,
+            training_datasets=None if self.training.tasks is None else {*self.training.tasks},
+            adapted_from=self.training.base,
         )
 
     @property
@@ -310,6 +315,7 @@ def rayembed_spec(
         prompts=prompts,
         num_parameters=count_parameters(folder) if own_format is None else _counted(folder),
         places=config.context_places,
+        training=training_data(settings.reference, folder),
     )
 
 

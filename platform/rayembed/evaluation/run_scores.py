@@ -5,6 +5,7 @@ model has the same scores wherever they are taken.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from rayembed.evaluation.prompts import (
     unsaved_prompts,
 )
 from rayembed.evaluation.prompts_table import literal_prompts
-from rayembed.evaluation.rayembed_spec import rayembed_spec
+from rayembed.evaluation.rayembed_spec import RayembedSpec, rayembed_spec
+from rayembed.evaluation.training_data import TrainingData
 from rayembed.machine import hardware
 from rayembed.machine.device import placed_here
 from rayembed.models.loading.load import check_loadable
@@ -41,6 +43,7 @@ def run_model(
     dimensions: int | None = None,
     precision: Precision = "float32",
     without_context: bool = False,
+    training: TrainingData | None = None,
     on: hardware.Precision | str | None = None,
 ) -> ModelSpec | Bm25:
     """Spec of a model of the run or of a baseline: number type, lengths and context are as in
@@ -52,6 +55,7 @@ def run_model(
         dimensions: so many first values of each vector are kept (Matryoshka); None: all.
         precision: number type of the vectors.
         without_context: whether a contextual model embeds behind its null token.
+        training: what it was trained on; None: what its folder says.
         on: what will compute, as in `hardware.settled`; None: this machine.
 
     Raises:
@@ -69,7 +73,8 @@ def run_model(
         context="none" if without_context else "corpus",
         prompts=_given(resolve_model(reference), run),
     )
-    return make_spec(settings, own_tasks=own_names(run), on=on)
+    spec = make_spec(settings, own_tasks=own_names(run), on=on)
+    return replace(spec, training=training) if isinstance(spec, RayembedSpec) and training else spec
 
 
 def own_names(run: Run) -> tuple[str, ...]:

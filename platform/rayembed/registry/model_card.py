@@ -60,7 +60,7 @@ def model_card(
             run.name,
             base_model=hub_name(run.model.backbone.path),
             licence=base_licence,
-            datasets=[n for data in run.data.datasets if share and (n := _hub_dataset(data))],
+            datasets=[n for data in run.data.datasets if share and (n := hub_dataset(data))],
             results=results,
         ),
         f"# {run.name}\n\n{_what_it_is(run, dimensions, share)}",
@@ -89,7 +89,8 @@ def hub_name(reference: str) -> str | None:
     return "/".join(path.split("/")[:2])
 
 
-def _hub_dataset(data: DatasetConfig) -> str | None:
+def hub_dataset(data: DatasetConfig) -> str | None:
+    """Name `org/name` of a data set on the hub; None for data from elsewhere."""
     path = data.source.paths.get("path", "")
     if not path.startswith("hf://datasets/"):
         return None

@@ -18,6 +18,7 @@ from rayembed.evaluation.pooled.pool import Workers
 from rayembed.evaluation.run_scores import run_model
 from rayembed.evaluation.score import ModelScores, Store, score
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey
+from rayembed.evaluation.training_data import training_data_of
 from rayembed.machine import hardware
 from rayembed.models.loading.saved_folder import SETTINGS_FILE, saved_dimensions
 from rayembed.pipeline.run.folders import RunFolders
@@ -69,6 +70,7 @@ class RunScorer:
             dimensions=key.dimension,
             precision=key.precision,
             without_context=key.without_context,
+            training=training_data_of(run, is_trained=key.stage is not None) if is_own else None,
             on=None if in_float32 else self._computed,
         )
         published = published_values(run.scores, run.placement.storage_path)
