@@ -3,11 +3,20 @@
 import unicodedata
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
 from rayembed.data.sources.file_rows import record_of
-from rayembed.data.words import normalised_hash, same_text_form, without_copies, words
+from rayembed.data.words import (
+    _WORD,
+    normalised,
+    normalised_hash,
+    same_text_form,
+    without_copies,
+    words,
+)
 
 
 @pytest.mark.parametrize(
@@ -72,3 +81,9 @@ def test_signs_with_a_meaning_of_their_own_make_another_text(first, second) -> N
     made = record_of(dataset, "which?", [first], [second], origin=("f",))
     assert [negative.text for negative in made.negatives] == [second]
     assert made.negatives_copied == 0
+
+
+@given(st.text(st.characters(max_codepoint=127)))
+def test_words_of_ascii_are_those_of_all_texts(text):
+    whole = normalised(text)
+    assert words(text) == (_WORD.findall(whole) or [whole])

@@ -108,8 +108,18 @@ class EvaluationIndex:
         ]
 
     def _similar(self, texts: Sequence[str], above: float) -> Iterator[tuple[int, Match]]:
-        """Yield the index of each text that is similar to an evaluation text, with its best
-        match.
+        """Index of each text that matches an evaluation text, and its best match."""
+        rows, places, similarity = self.similar_pairs(texts, above)
+        found = zip(rows.tolist(), places.tolist(), similarity.tolist(), strict=True)
+        for row, group in groupby(found, key=itemgetter(0)):
+            _, place, value = next(group)
+            yield row, Match(place, value)
+
+    def similar_pairs(
+        self, texts: Sequence[str], above: float
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Index of a text, index of an evaluation text, and their similarity, for all pairs above a
+        similarity that is not below `max_similarity`; by text, the most similar first.
         """
         queries, lengths = self._queries(texts)
         # Pairs that share a telling word; no other pair can be similar enough.
@@ -125,12 +135,7 @@ class EvaluationIndex:
             similarity[some] = common.sum(1) * short[some]
         order = np.lexsort((places, -similarity, rows))
         order = order[similarity[order] > above + _ROUNDING]
-        found = zip(
-            rows[order].tolist(), places[order].tolist(), similarity[order].tolist(), strict=True
-        )
-        for row, group in groupby(found, key=itemgetter(0)):
-            _, place, value = next(group)
-            yield row, Match(place, value)
+        return rows[order], places[order], similarity[order]
 
     def _queries(self, texts: Sequence[str]) -> tuple[csr_array, np.ndarray]:
         """(texts, V) sparse 0/1 matrix of the words in each text, and the number of distinct words

@@ -253,7 +253,7 @@ def grams_of(texts: Sequence[str], settings: Containment) -> Grams:
     """Collect the n-grams by which benchmark texts are recognised within longer texts."""
     found, places, lengths = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], set[int]()
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
-        hashes, counts = _hashed(texts[start : start + _TEXTS_AT_ONCE])
+        hashes, counts = hashed_visible_words(texts[start : start + _TEXTS_AT_ONCE])
         taken = np.where(counts >= settings.shortest, np.minimum(counts, settings.ngram), 0)
         lengths.update(taken[taken > 0].tolist())
         grams, texts_of = grams_of_lengths(hashes, counts, taken)
@@ -312,11 +312,16 @@ class GramIndex:
         found = [self._find(texts[first : first + _TEXTS_AT_ONCE]) for first in slices]
         return np.concatenate([np.empty(0, np.int64), *found])
 
-    def _find(self, texts: Sequence[str]) -> np.ndarray:
-        found = np.full(len(texts), -1, dtype=np.int64)
-        hashes, counts = _hashed(texts)
-        unset = np.iinfo(np.int64).max
-        best = np.full(len(texts), unset)
+    def hits(
+        self, hashes: np.ndarray, counts: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Texts with an n-gram of a benchmark text, and the number of the n-gram, for each length.
+
+        Args:
+            hashes, counts: words of the texts, as `hashed_words` gives them.
+        """
+        if not len(self.grams.hashes):
+            return
         for _, grams, texts_of in windows(hashes, counts, self.grams.lengths):
             slot = grams >> self._shift
             passing = np.flatnonzero(self._filter[slot >> np.uint64(3)] & _bit(slot))
@@ -324,25 +329,30 @@ class GramIndex:
             at = np.searchsorted(self.grams.hashes, wanted)
             at = np.minimum(at, len(self.grams.hashes) - 1)
             same = self.grams.hashes[at] == wanted
-            np.minimum.at(best, texts_of[passing[same]], self.grams.places[at[same]])
+            yield texts_of[passing[same]], at[same]
+
+    def _find(self, texts: Sequence[str]) -> np.ndarray:
+        found = np.full(len(texts), -1, dtype=np.int64)
+        unset = np.iinfo(np.int64).max
+        best = np.full(len(texts), unset)
+        for texts_of, at in self.hits(*hashed_visible_words(texts)):
+            np.minimum.at(best, texts_of, self.grams.places[at])
         return np.where(best == unset, found, best)
 
 
 def share_contained(text: str, benchmark_text: str, settings: Containment) -> float:
     """Return the share of a benchmark text's distinct n-grams that a training text contains."""
     wanted = grams_of([benchmark_text], settings)
-    hashes, counts = _hashed([text])
+    hashes, counts = hashed_visible_words([text])
     found = [grams for _, grams, _ in windows(hashes, counts, wanted.lengths)]
     if not found:
         return 0.0
     return float(np.isin(wanted.hashes, np.concatenate(found)).mean())
 
 
-def _hashed(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Hash the words of texts by `hashed_words`, after removing invisible characters within
-    words.
-    """
-    return hashed_words([text.translate(_INVISIBLE) for text in texts])
+def hashed_visible_words(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """As `hashed_words`, of words that invisible characters do not cut in two."""
+    return hashed_words([t if t.isascii() else t.translate(_INVISIBLE) for t in texts])
 
 
 def _bit(slot: np.ndarray) -> np.ndarray:

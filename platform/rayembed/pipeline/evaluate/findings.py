@@ -13,6 +13,7 @@ from rayembed.config.table import load
 from rayembed.display.tables import Table, console, show
 
 if TYPE_CHECKING:  # the job of comparisons loads neither torch nor mteb
+    from rayembed.data.engine.work_items import Execute
     from rayembed.evaluation.jobs import TaskFactory
     from rayembed.evaluation.score import ModelScores
     from rayembed.registry.tracking import Tracker
@@ -37,6 +38,8 @@ class ScoredModels:
     """The training run; None: a model is evaluated."""
     plans: Mapping[str, str] = field(default_factory=dict)
     """Stage of the run → folder of its batch plan, whose data folders are beside it."""
+    execute: "Execute | None" = None
+    """Runs tasks over many items where the run's data are prepared; None: in this process."""
 
     @property
     def judged(self) -> "ModelScores":

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from rayembed.assets.resolver import resolve_model
@@ -108,7 +109,8 @@ def train(run: Run, *, callbacks: Sequence[Callback] = ()) -> Outcome:
         runtime = runtime_of(run.placement)
         guarded = [MIXTURES] if run.evaluation.guard is not None else []
         with overview([*phases(run), *guarded, REGISTRY]):
-            outcome, complete = train_claimed(claimed, folders, _register, runtime, None, callbacks)
+            end = partial(_register, runtime)
+            outcome, complete = train_claimed(claimed, folders, end, runtime, None, callbacks)
         remove_states(claimed, folders.storage)  # only now: what a later call reads is in storage
         print_outcome(outcome, mlflow_complete=complete)
         return outcome
@@ -296,6 +298,7 @@ def provenance_of_teachers(run: Run, plans: Mapping[str, str]) -> dict[str, Any]
 
 
 def _register(
+    runtime: Runtime,
     run: Run,
     folders: RunFolders,
     tracker: Tracker,
@@ -323,7 +326,7 @@ def _register(
         if verdict is not None:
             gains = show(verdict.table([stage.name for stage in run.stages]), "markdown")
             markdown += f"\n{gains}\nGuard: {verdict.summary}\n"
-        findings = _findings(run, folders, scores, kept)
+        findings = _findings(runtime, run, folders, scores, kept)
         markdown += "".join(f"\n{one.section}" for one in findings if one.section)
         log_findings(findings, tracker, run.total_steps, scores[kept].local)
         write_atomic(folders.local / "scores.md", markdown.encode())
@@ -366,7 +369,11 @@ def _register(
 
 
 def _findings(
-    run: Run, folders: RunFolders, scores: Mapping[ScoreKey, ModelScores], kept: ScoreKey
+    runtime: Runtime,
+    run: Run,
+    folders: RunFolders,
+    scores: Mapping[ScoreKey, ModelScores],
+    kept: ScoreKey,
 ) -> tuple[Finding, ...]:
     """Findings about the scores of the kept model."""
     stages = [stage.name for stage in run.stages]
@@ -378,6 +385,7 @@ def _findings(
         run.placement.storage_path,
         run,
         {stage: plan_of(run, stage) for stage in stages},
+        runtime.data_context(data_of(run)).execute,
     )
     return make_findings(subject, run.placement.findings)
 

@@ -1,0 +1,126 @@
+"""Score of all items and of the clean ones, with an interval of the difference."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import rankdata
+
+_DRAWS = 1_000
+_CORRELATED_DRAWS = 400
+"""Draws of pairs, whose correlation or precision is computed anew in each."""
+_AT_ONCE = 1 << 24
+"""Numbers of a block of draws."""
+_LIKELY = (2.5, 97.5)
+
+Statistic = Callable[[np.ndarray, np.ndarray], float]
+"""Function of outcomes and labels of pairs."""
+
+
+@dataclass(frozen=True)
+class PartOutcomes:
+    """Outcomes of the items of one split and subset."""
+
+    outcomes: np.ndarray
+    """(items,) float64."""
+    clean: np.ndarray
+    """(items,) bool: whether the item is in no plan."""
+    labels: np.ndarray | None = None
+    """(items,) float64 judged similarity of pairs; None: the score is the outcomes' mean."""
+    statistic: Statistic | None = None
+    """Score of pairs."""
+
+
+@dataclass(frozen=True)
+class CleanScore:
+    """Score on all items and on the clean ones, means over splits and subsets."""
+
+    all: float
+    clean: float
+    interval: tuple[float, float] | None
+    """95 % bootstrap interval of the clean score less the score of all, whose items are drawn
+    together; None: all items are clean."""
+
+    @property
+    def difference(self) -> float:
+        """Clean score less the score of all items."""
+        return self.clean - self.all
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the interval has 0 in it."""
+        return self.interval is not None and self.interval[0] <= 0.0 <= self.interval[1]
+
+
+def clean_score(parts: Sequence[PartOutcomes]) -> CleanScore | None:
+    """Score on clean items; None where a split or subset has none, or too few for a score."""
+    scores = [(_score(part, everything(part)), _score(part, part.clean)) for part in parts]
+    if not scores or not np.isfinite(np.array(scores)).all():
+        return None
+    every, clean = np.mean(scores, axis=0).tolist()
+    if all(part.clean.all() for part in parts):
+        return CleanScore(every, clean, None)
+    generator = np.random.default_rng(0)
+    number = _DRAWS if all(part.statistic is None for part in parts) else _CORRELATED_DRAWS
+    draws = np.mean([_differences(part, number, generator) for part in parts], axis=0)
+    low, high = np.nanpercentile(draws, _LIKELY)
+    return CleanScore(every, clean, (float(low), float(high)))
+
+
+def everything(part: PartOutcomes) -> np.ndarray:
+    """Mask of all items of a part."""
+    return np.ones(len(part.outcomes), bool)
+
+
+def _score(part: PartOutcomes, items: np.ndarray) -> float:
+    if not items.any():
+        return float("nan")
+    if part.statistic is None or part.labels is None:
+        return float(part.outcomes[items].mean())
+    return part.statistic(part.outcomes[items], part.labels[items])
+
+
+def _differences(part: PartOutcomes, number: int, generator: np.random.Generator) -> np.ndarray:
+    """(number,) difference of the score of clean items and of all, of items that are drawn with
+    replacement.
+    """
+    size = len(part.outcomes)
+    if part.statistic is None or part.labels is None:
+        blocks = []
+        for start in range(0, number, max(_AT_ONCE // size, 1)):
+            rows = min(max(_AT_ONCE // size, 1), number - start)
+            drawn = generator.multinomial(size, np.full(size, 1 / size), size=rows)
+            clean = drawn[:, part.clean]
+            with np.errstate(invalid="ignore"):
+                of_clean = clean @ part.outcomes[part.clean] / clean.sum(1)
+            blocks.append(of_clean - drawn @ part.outcomes / size)
+        return np.concatenate(blocks)
+    found = np.empty(number)
+    for draw in range(number):
+        drawn = generator.integers(0, size, size)
+        one = PartOutcomes(
+            part.outcomes[drawn], part.clean[drawn], part.labels[drawn], part.statistic
+        )
+        found[draw] = _score(one, one.clean) - _score(one, everything(one))
+    return found
+
+
+def spearman(outcomes: np.ndarray, labels: np.ndarray) -> float:
+    """Spearman's correlation; NaN where one side is constant."""
+    if len(outcomes) < 3 or np.ptp(outcomes) == 0 or np.ptp(labels) == 0:
+        return float("nan")
+    return float(np.corrcoef(rankdata(outcomes), rankdata(labels))[0, 1])
+
+
+def average_precision(outcomes: np.ndarray, labels: np.ndarray) -> float:
+    """Average precision of the pairs of label 1, by falling outcome; equal outcomes count as one
+    threshold, as scikit-learn has it. NaN without such pairs.
+    """
+    order = np.argsort(-outcomes, kind="stable")
+    right = labels[order] > 0
+    if not right.any():
+        return float("nan")
+    ends = np.flatnonzero(np.append(np.diff(outcomes[order]) != 0, True))
+    hits = np.cumsum(right)[ends]
+    gained = np.diff(hits, prepend=0) / hits[-1]
+    return float((gained * hits / (ends + 1)).sum())

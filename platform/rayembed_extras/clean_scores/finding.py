@@ -1,0 +1,226 @@
+"""The finding: test texts in the batch plan, scores without them, and declared training data."""
+
+import csv
+import io
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from uuid import uuid4
+
+from rayembed.assets.storage import exists, join, read_bytes, remove_folder
+from rayembed.display.tables import MISSING, Cell, Table
+from rayembed.errors import AssetError
+from rayembed.evaluation.plan import Scoring
+from rayembed.pipeline.evaluate.findings import ComparedModels, Finding, ScoredModels
+from rayembed.pipeline.run.folders import PLANS_FILE
+from rayembed_extras.clean_scores.declared import declared_tasks
+from rayembed_extras.clean_scores.overlap import ScoredPart, TaskOverlap, task_overlaps
+from rayembed_extras.clean_scores.search import CONTAINED, EQUAL, SIMILAR, TestTexts
+from rayembed_extras.clean_scores.test_texts import task_texts
+
+logger = logging.getLogger(__name__)
+
+SCORES_FILE, TEXTS_FILE = "clean_scores.csv", "seen_texts.csv"
+_SHOWN_CHARACTERS = 200
+_MOST_TEXTS = 10_000
+"""Rows of `seen_texts.csv`."""
+_NAMED = 10
+_COLUMNS = (
+    *("task", "items", "seen", EQUAL, CONTAINED, SIMILAR),
+    *("positives", "seen_positives", "documents", "seen_documents"),
+    *("score", "clean", "low", "high", "note", "declared"),
+)
+
+
+def clean_scores(scored: ScoredModels) -> Finding | None:
+    """Look for the test texts of all scored tasks in the batch plans of the model's training, and
+    compute the scores without the items that are there.
+
+    None where neither a plan nor declared training data of the model are known.
+    """
+    names = [scoring.name for scoring in scored.judged.tasks if scoring.score is not None]
+    declared = declared_tasks(scored.judged.meta, names)
+    plans = list(scored.plans.values()) or plans_beside(scored.reference)
+    if not plans:
+        return _of_declared(declared, len(names)) if declared else None
+    texts, failed = TestTexts(), dict[str, str]()
+    parts = list(_parts(scored, texts, failed))
+    folder = join(scored.storage, "clean-scores", uuid4().hex)
+    try:
+        found = texts.search(plans, folder, scored.execute)
+    finally:
+        remove_folder(folder)
+    overlaps = task_overlaps(parts, found)
+    return _finding(overlaps, parts, declared, failed)
+
+
+def plans_beside(reference: str) -> list[str]:
+    """Batch plans of the run in whose folder a model lies; none for models from elsewhere."""
+    place = reference if "://" in reference else str(Path(reference).expanduser().absolute())
+    run_folder = "/".join(place.rstrip("/").split("/")[:-2])
+    path = join(run_folder, PLANS_FILE)
+    if not place.startswith(("/", "s3://", "gs://")) or not exists(path):
+        return []
+    storage = "/".join(run_folder.split("/")[:-2])
+    return [join(storage, "plans", name) for name in json.loads(read_bytes(path)).values()]
+
+
+def _parts(scored: ScoredModels, texts: TestTexts, failed: dict[str, str]) -> Iterator[ScoredPart]:
+    """Scored splits and subsets with the numbers of their texts; a task whose data cannot be had is
+    named in `failed`, with the reason.
+    """
+    for scoring in scored.judged.tasks:
+        for piece in scoring.pieces:
+            if piece not in scoring.results:
+                continue
+            try:
+                for part in task_texts(piece.load()):
+                    entry = _entry(scoring, piece, part.split, part.subset)
+                    if entry is not None:
+                        yield ScoredPart.of(piece.load().metadata, part, entry, texts)
+            except AssetError as error:
+                failed[piece.name] = str(error)
+
+
+def _entry(scoring: Scoring, piece: object, split: str, subset: str) -> Mapping[str, object] | None:
+    rows = scoring.results[piece].scores.get(split, [])  # type: ignore[index]
+    return next((row for row in rows if row["hf_subset"] == subset), None)
+
+
+def _of_declared(declared: Mapping[str, str], tasks: int) -> Finding:
+    rows = [[task, reason] for task, reason in declared.items()]
+    line = f"{len(declared)} of {tasks} tasks are not zero-shot; no batch plan is known."
+    return Finding(Table(["Task", "Not zero-shot"], rows, title="Clean scores"), (line,))
+
+
+def _finding(
+    overlaps: Sequence[TaskOverlap],
+    parts: Sequence[ScoredPart],
+    declared: Mapping[str, str],
+    failed: Mapping[str, str],
+) -> Finding:
+    shown = [one for one in overlaps if one.is_seen or one.task in declared]
+    table = Table(
+        ["Task", "Items", "Seen", "Positives", "Documents", "Score", "Clean", "Difference (95 %)"],
+        [_row(one) for one in shown],
+        title="Clean scores",
+        align="lr",
+        look="open",
+    )
+    lines = [
+        f"{len([one for one in overlaps if one.seen])} of {len(overlaps)} tasks have queries or "
+        "texts in the batch plan (seen: equal, contained or similar); clean is the score without "
+        "them."
+    ]
+    if known := [one.score for one in overlaps if one.score is not None]:
+        every = sum(score.all for score in known) / len(known)
+        clean = sum(score.clean for score in known) / len(known)
+        lines.append(
+            f"Mean over the {len(known)} tasks with a clean score: {every:.4f} with all texts, "
+            f"{clean:.4f} with clean ones."
+        )
+    lines += [f"{one.task} has no clean score: {one.note}." for one in shown if one.note]
+    lines += [f"{task} is not zero-shot: {reason}." for task, reason in declared.items()]
+    if failed:
+        some = list(failed.items())[:_NAMED]
+        more = "" if len(failed) <= _NAMED else f" and {len(failed) - _NAMED} more tasks"
+        told = "; ".join(f"{task}: {reason}" for task, reason in some)
+        lines.append(f"Without the texts of {len(failed)} tasks: {told}{more}.")
+    return Finding(
+        table if shown else None,
+        tuple(lines),
+        metrics={
+            "clean": {one.task: one.score.clean for one in overlaps if one.score is not None},
+            "seen_share": {one.task: one.seen / one.items for one in overlaps if one.items},
+        },
+        files={
+            SCORES_FILE: _csv(_COLUMNS, [_csv_row(one, declared) for one in overlaps]),
+            TEXTS_FILE: _csv(
+                ("task", "split", "subset", "kind", "name", "seen", "text"), _seen_texts(parts)
+            ),
+        },
+    )
+
+
+def _row(one: TaskOverlap) -> list[object]:
+    score = one.score
+    apart: object = MISSING
+    if score is not None and score.interval is not None:
+        low, high = score.interval
+        noise = ", noise" if score.is_noise else ""
+        apart = f"{score.difference:+.4f} ({low:+.4f} to {high:+.4f}{noise})"
+    return [
+        one.task,
+        f"{one.items:,}",
+        _share(one.seen, one.items),
+        _share(one.seen_positives, one.positives),
+        _share(one.seen_documents, one.documents),
+        Cell(one.main_score, digits=4),
+        Cell(None if score is None else score.clean, digits=4),
+        apart,
+    ]
+
+
+def _share(seen: int, all_: int) -> str:
+    return f"{100 * seen / all_:.1f} %" if all_ else MISSING
+
+
+def _csv_row(one: TaskOverlap, declared: Mapping[str, str]) -> list[object]:
+    score = one.score
+    low, high = ("", "") if score is None or score.interval is None else score.interval
+    return [
+        *(one.task, one.items, one.seen, *(one.ways[way] for way in (EQUAL, CONTAINED, SIMILAR))),
+        *(one.positives, one.seen_positives, one.documents, one.seen_documents),
+        *(one.main_score, "" if score is None else score.clean, low, high),
+        *(one.note, declared.get(one.task, "")),
+    ]
+
+
+def _seen_texts(parts: Sequence[ScoredPart]) -> list[list[object]]:
+    rows: list[list[object]] = []
+    for part in parts:
+        for kind, name, way, text in part.seen_texts():
+            if len(rows) < _MOST_TEXTS:
+                shown = " ".join(text.split())[:_SHOWN_CHARACTERS]
+                rows.append([part.task, part.split, part.subset, kind, name, way, shown])
+    return rows
+
+
+def _csv(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([heads, *rows])
+    return text.getvalue()
+
+
+def compared_clean_scores(compared: ComparedModels) -> Finding | None:
+    """Clean scores of the compared models side by side, of tasks of which any model has seen
+    something; None where no evaluation wrote them.
+    """
+    found = {label: _stored(folders) for label, folders in compared.results.items()}
+    tasks = sorted({t for rows in found.values() for t, row in rows.items() if int(row["seen"])})
+    if not tasks:
+        return None
+    rows = []
+    for task in tasks:
+        row: list[object] = [task]
+        for of_model in found.values():
+            stored = of_model.get(task)
+            clean = None if stored is None or not stored["clean"] else float(stored["clean"])
+            seen = "" if stored is None else _share(int(stored["seen"]), int(stored["items"]))
+            row += [Cell(clean and 100 * clean, digits=2), seen]
+        rows.append(row)
+    heads = ["Task", *(head for label in found for head in (f"{label}, clean", "seen"))]
+    without = [label for label, stored in found.items() if not stored]
+    lines = [f"No clean scores are known of {', '.join(without)}."] if without else []
+    return Finding(Table(heads, rows, title="Clean scores", align="lr", look="open"), tuple(lines))
+
+
+def _stored(folders: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Rows of `clean_scores.csv` by task, of the folders' first one."""
+    for folder in folders:
+        path = join(folder, SCORES_FILE)
+        if exists(path):
+            rows = csv.DictReader(io.StringIO(read_bytes(path).decode()))
+            return {row["task"]: row for row in rows}
+    return {}

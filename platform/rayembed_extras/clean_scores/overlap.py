@@ -1,0 +1,187 @@
+"""Seen and clean items of tasks, counted, and the scores of both."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rayembed.evaluation.item_results import item_outcomes
+from rayembed.evaluation.query_results import query_results
+from rayembed_extras.clean_scores.bootstrap import (
+    CleanScore,
+    PartOutcomes,
+    Statistic,
+    average_precision,
+    clean_score,
+    spearman,
+)
+from rayembed_extras.clean_scores.search import CONTAINED, EQUAL, SIMILAR, TestTexts
+from rayembed_extras.clean_scores.test_texts import PartTexts
+
+_STATISTICS: Mapping[str, Statistic] = {
+    "cosine_spearman": spearman,
+    "max_ap": average_precision,
+    "cosine_ap": average_precision,
+    "similarity_ap": average_precision,
+}
+"""Main score of pairs → its function of cosines and labels."""
+_NEAR = 5e-4
+"""Most difference between a task's main score and the same from the stored outcomes."""
+_WAYS = (EQUAL, CONTAINED, SIMILAR)
+
+
+@dataclass
+class ScoredPart:
+    """One scored split and subset: its texts by number, and what its score is made of."""
+
+    task: str
+    split: str
+    subset: str
+    main_score: float
+    names: list[str]
+    items: list[tuple[str, ...]]
+    item_of: np.ndarray
+    """(texts,) int64 index of the item that each text belongs to."""
+    numbers: np.ndarray
+    """(texts,) int64 number of each text."""
+    documents: np.ndarray
+    """(documents,) int64 number of each document; empty for other tasks than retrieval."""
+    positives: np.ndarray
+    """(positives,) int64 indices of the documents that are relevant to a query, each once."""
+    outcomes: np.ndarray | None
+    """(items,) float64 outcomes; None: not stored."""
+    labels: np.ndarray | None
+    statistic: Statistic | None
+    ways: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
+    """(items,) uint8: how the item was seen, as `TestTexts.search` has it; set by `mark`."""
+    seen_documents: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
+
+    @classmethod
+    def of(
+        cls, metadata: Any, part: PartTexts, entry: Mapping[str, Any], texts: TestTexts
+    ) -> "ScoredPart":
+        """Number the texts of a part, and read the outcomes of its items from its scores."""
+        flat = [text for item in part.items for text in item]
+        sizes = [len(item) for item in part.items]
+        numbers = texts.add(flat)
+        documents, positives = np.empty(0, np.int64), np.empty(0, np.int64)
+        if part.documents is not None:
+            blocks = [texts.add(some, documents=True) for some in part.document_texts()]
+            documents = np.concatenate([documents, *blocks])
+            place = {name: index for index, name in enumerate(part.document_ids())}
+            relevant = {d for of_query in part.positives for d in of_query if d in place}
+            positives = np.array(sorted(place[name] for name in relevant), np.int64)
+        outcomes = item_outcomes(entry)
+        if stored := query_results(entry):
+            known = all(name in stored for name in part.names)
+            outcomes = np.array([stored[n].score for n in part.names]) if known else None
+        if outcomes is not None and len(outcomes) != len(part.items):
+            outcomes = None
+        return cls(
+            metadata.name,
+            part.split,
+            part.subset,
+            float(entry["main_score"]),
+            part.names,
+            part.items,
+            np.repeat(np.arange(len(sizes)), sizes),
+            numbers,
+            documents,
+            positives,
+            outcomes,
+            None if part.labels is None else np.array(part.labels, dtype=np.float64),
+            _STATISTICS.get(metadata.main_score),
+        )
+
+    def mark(self, found: np.ndarray) -> None:
+        """Take over how each text was seen; an item is seen in the surest way of its texts."""
+        unseen = len(_WAYS) + 1
+        of_texts = np.where(found[self.numbers] > 0, found[self.numbers], unseen)
+        ways = np.full(len(self.items), unseen)
+        np.minimum.at(ways, self.item_of, of_texts)
+        self.ways = np.where(ways == unseen, 0, ways).astype(np.uint8)
+        self.seen_documents = found[self.documents]
+
+    @property
+    def part_outcomes(self) -> PartOutcomes | None:
+        """Outcomes of the items; None where they are not stored or are of another score."""
+        if self.outcomes is None or (self.labels is not None and self.statistic is None):
+            return None
+        part = PartOutcomes(self.outcomes, self.ways == 0, self.labels, self.statistic)
+        every = PartOutcomes(self.outcomes, self.ways < 255, self.labels, self.statistic)
+        whole = clean_score([every])
+        near = whole is not None and abs(whole.all - self.main_score) < _NEAR
+        return part if near else None
+
+    def seen_texts(self) -> Iterator[tuple[str, str, str, str]]:
+        """Kind, name, way and text of each item that was seen."""
+        for index in np.flatnonzero(self.ways).tolist():
+            way = _WAYS[int(self.ways[index]) - 1]
+            yield "item", self.names[index], way, " | ".join(self.items[index])
+
+
+@dataclass(frozen=True)
+class TaskOverlap:
+    """Seen items of a task, and its score without them."""
+
+    task: str
+    main_score: float
+    items: int
+    ways: Mapping[str, int]
+    """Way of being seen → number of items."""
+    positives: int
+    seen_positives: int
+    documents: int
+    seen_documents: int
+    score: CleanScore | None
+    note: str
+    """Why there is no clean score; empty: there is one."""
+
+    @property
+    def seen(self) -> int:
+        """Number of items that were seen."""
+        return sum(self.ways.values())
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether an item or a document was seen."""
+        return bool(self.seen or self.seen_documents)
+
+
+def task_overlaps(parts: Sequence[ScoredPart], found: np.ndarray) -> list[TaskOverlap]:
+    """Overlap of each task, in the order of the parts.
+
+    Args:
+        found: how each text was seen, by its number.
+    """
+    by_task: dict[str, list[ScoredPart]] = {}
+    for part in parts:
+        part.mark(found)
+        by_task.setdefault(part.task, []).append(part)
+    return [_overlap(task, of_task) for task, of_task in by_task.items()]
+
+
+def _overlap(task: str, parts: Sequence[ScoredPart]) -> TaskOverlap:
+    ways = np.concatenate([part.ways for part in parts])
+    outcomes = [part.part_outcomes for part in parts]
+    known = [one for one in outcomes if one is not None]
+    score, note = None, ""
+    if len(known) < len(parts):
+        note = "its score is not made of the scores of single texts, or these were not stored"
+    else:
+        score = clean_score(known)
+        if score is None:
+            note = "too few items are clean"
+    positives = [part.seen_documents[part.positives] for part in parts]
+    documents = [part.seen_documents for part in parts]
+    return TaskOverlap(
+        task,
+        float(np.mean([part.main_score for part in parts])),
+        len(ways),
+        {way: int((ways == 1 + number).sum()) for number, way in enumerate(_WAYS)},
+        *(sum(map(len, positives)), sum(int((one > 0).sum()) for one in positives)),
+        *(sum(map(len, documents)), sum(int((one > 0).sum()) for one in documents)),
+        score,
+        note,
+    )

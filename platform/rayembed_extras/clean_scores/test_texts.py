@@ -1,0 +1,108 @@
+"""Texts of a scored task: its items (queries, pairs, single texts), and a retrieval's documents."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from mteb.abstasks.classification import AbsTaskClassification
+from mteb.abstasks.pair_classification import AbsTaskPairClassification
+from mteb.abstasks.retrieval import AbsTaskRetrieval
+from mteb.abstasks.sts import AbsTaskSTS
+
+from rayembed.evaluation.jobs import load_data
+
+DOCUMENTS_AT_ONCE = 8192
+
+
+@dataclass
+class PartTexts:
+    """Texts of one split and subset of a task."""
+
+    split: str
+    subset: str
+    names: list[str]
+    """Id of each query, or number of each row."""
+    items: list[tuple[str, ...]]
+    """Texts of each item: one of a query, two of a pair."""
+    labels: Sequence[float] | None = None
+    """Judged similarity of each pair; None: items are no pairs."""
+    documents: Any = None
+    """Rows with `id`, `text` and `title` of a retrieval; None: another task."""
+    positives: list[list[str]] = field(default_factory=list)
+    """Ids of the relevant documents of each query."""
+
+    def document_texts(self) -> Iterator[list[str]]:
+        """Texts of the documents in their order, some at a time; of one without a text its
+        title.
+        """
+        for start in range(0, len(self.documents), DOCUMENTS_AT_ONCE):
+            rows = self.documents[start : start + DOCUMENTS_AT_ONCE]
+            titles = rows.get("title") or [""] * len(rows["text"])
+            yield [t or title or "" for t, title in zip(rows["text"], titles, strict=True)]
+
+    def document_ids(self) -> list[str]:
+        """Ids of the documents in their order."""
+        return list(self.documents["id"])
+
+
+def task_texts(task: Any) -> Iterator[PartTexts]:
+    """Load a fresh task's data and yield the texts of each evaluated split and subset; the data are
+    released at the end.
+
+    Raises:
+        AssetError: the data cannot be had.
+    """
+    load_data(task)
+    is_retrieval = isinstance(task, AbsTaskRetrieval)
+    if is_retrieval:
+        task.convert_v1_dataset_format_to_v2(num_proc=None)
+    for subset in task.hf_subsets:
+        # A task of one subset has its splits at the top.
+        splits = task.dataset.get(subset, task.dataset)
+        for split in task.eval_splits:
+            if split in splits:
+                read = _of_retrieval if is_retrieval else _of_rows
+                yield read(task, splits[split], split, subset)
+    task.unload_data()
+
+
+def _of_retrieval(task: Any, data: Mapping[str, Any], split: str, subset: str) -> PartTexts:
+    texts = dict(zip(data["queries"]["id"], data["queries"]["text"], strict=True))
+    judged = data["relevant_docs"]
+    names = sorted(name for name in judged if name in texts)
+    positives = [[d for d, grade in judged[name].items() if grade > 0] for name in names]
+    queries: list[tuple[str, ...]] = [(" ".join(_flat(texts[name])),) for name in names]
+    return PartTexts(split, subset, names, queries, documents=data["corpus"], positives=positives)
+
+
+def _of_rows(task: Any, rows: Any, split: str, subset: str) -> PartTexts:
+    if isinstance(task, AbsTaskClassification):
+        columns = [task.input_column_name]
+    else:
+        kinds = task._get_content_columns()  # private to mteb so far, as in the cleaning of data
+        columns = [name for name, kind in kinds.items() if kind == "text" and name in rows.features]
+    label = None
+    if isinstance(task, AbsTaskSTS):
+        label = "score"
+    elif isinstance(task, AbsTaskPairClassification):
+        label = task.label_column_name
+    cells = [list(rows[name]) for name in columns]
+    labels = None if label is None else list(rows[label])
+    if len(rows) == 1 and labels is not None:  # all pairs in one row, as of old
+        cells, labels = [list(column[0]) for column in cells], list(labels[0])
+    items = [tuple(chain(*map(_flat, row))) for row in zip(*cells, strict=True)]
+    if labels is None and any(len(item) > len(cells) for item in items):
+        items = [(text,) for item in items for text in item]  # a set of texts in a row
+    return PartTexts(split, subset, [str(n) for n in range(len(items))], items, labels)
+
+
+def _flat(value: Any) -> Iterator[str]:
+    """All texts of a cell, which may be lists of texts or of turns of a conversation."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _flat(value.get("content"))
+    elif value is not None:
+        for one in value:
+            yield from _flat(one)
