@@ -69,7 +69,9 @@ def without_copies(texts: Sequence[str], of: Sequence[str]) -> list[str]:
 
 
 def words(text: str) -> list[str]:
-    """Words of the normalised text without punctuation; a text of punctuation only is one word."""
+    """Split the normalised text into words without punctuation; a text of punctuation only is one
+    word.
+    """
     if text.isascii():  # as most texts are, and half the time
         return _ASCII_WORD.findall(text.casefold()) or [normalised(text)]
     whole = normalised(text)

@@ -108,7 +108,9 @@ class EvaluationIndex:
         ]
 
     def _similar(self, texts: Sequence[str], above: float) -> Iterator[tuple[int, Match]]:
-        """Index of each text that matches an evaluation text, and its best match."""
+        """Yield the index of each text that is similar to an evaluation text, with its best
+        match.
+        """
         rows, places, similarity = self.similar_pairs(texts, above)
         found = zip(rows.tolist(), places.tolist(), similarity.tolist(), strict=True)
         for row, group in groupby(found, key=itemgetter(0)):
