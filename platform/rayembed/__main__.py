@@ -1,4 +1,4 @@
-"""`python -m rayembed JOB`."""
+"""Entry point of `python -m rayembed JOB`, the same as the command `rayembed JOB`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""All errors that a user can act on.
+"""All errors that rayembed raises for a user to act on.
 
 A message says what was asked, what was seen, what is allowed and what to do. All classes take
 the finished message as their only argument, so that they survive pickling between processes.
@@ -8,15 +8,17 @@ from importlib.util import find_spec
 
 
 class RayembedError(Exception):
-    """Base of all errors that rayembed raises for its users."""
+    """Base class of all errors that rayembed raises for its users."""
 
 
 class ConfigError(RayembedError, ValueError):
-    """A setting is unknown, out of range or contradicts another; raised before a worker starts."""
+    """A setting is unknown, out of range or contradicts another one; raised before any worker
+    starts.
+    """
 
 
 class DataError(RayembedError):
-    """A source, a record or a batch plan cannot be used."""
+    """A data source, a record or a batch plan cannot be used."""
 
 
 class AssetError(RayembedError):
@@ -24,27 +26,29 @@ class AssetError(RayembedError):
 
 
 class ArtifactError(RayembedError):
-    """A checkpoint, an exported model or a result on disk is missing, corrupt or of another run."""
+    """A checkpoint, an exported model or a stored result is missing, corrupt or belongs to another
+    run.
+    """
 
 
 class StorageError(ArtifactError):
-    """A storage does not answer properly; its files may be intact, and a retry may help."""
+    """A storage does not answer properly; its files may be intact, so a retry may help."""
 
 
 class StorageFullError(StorageError):
-    """A storage is full; a retry helps only after space was freed."""
+    """A storage is full; a retry helps only after space has been freed."""
 
 
 class DeviceMemoryError(RayembedError):
-    """A GPU's memory is too small for what a step, a text or a model takes there."""
+    """A GPU's memory is too small for a training step, a text or a model."""
 
     may_pass = False
     """Whether a retry may succeed: the next start takes less memory, or another process held it."""
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether a retry may succeed: a storage failed for another reason than lack of space, the
-    next start plans with less memory, or another process may have held a GPU's.
+    """Whether a retry may succeed: true if a storage did not answer, or if the next attempt may
+    have enough GPU memory.
     """
     if isinstance(error, DeviceMemoryError):
         return error.may_pass
@@ -52,23 +56,25 @@ def may_pass(error: BaseException) -> bool:
 
 
 class PlacementError(RayembedError):
-    """The machine or cluster does not offer what the run's placement asks for."""
+    """The machine or cluster lacks the hardware or storage that the run's placement requires."""
 
 
 class TrackingError(RayembedError):
-    """The MLflow server cannot be reached or refuses what it was sent."""
+    """The MLflow server cannot be reached or refuses a request."""
 
 
 class WorkerError(RayembedError):
-    """Workers that train, or a task that exports or evaluates, failed more often than allowed."""
+    """Training workers, or a task that exports or evaluates a model, failed more often than
+    allowed.
+    """
 
 
 class DivergenceError(RayembedError):
-    """Training reached non-finite numbers and cannot continue."""
+    """Training produced non-finite numbers and cannot continue."""
 
 
 def require_packages(what: str, extra: str, *modules: str) -> None:
-    """Check that the modules of an extra are installed, without importing them.
+    """Check that the packages of an optional extra are installed, without importing them.
 
     Args:
         what: that needs them, in the singular, for the message.

@@ -1,4 +1,4 @@
-"""rayembed in Python: train, adapt, evaluate, mine, load, encode.
+"""Python interface of rayembed: train, adapt, evaluate, mine, load, encode.
 
 Each of them builds the settings that a job would build, and does what the job does: the same
 folders, the same weights, the same scores.

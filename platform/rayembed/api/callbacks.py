@@ -1,4 +1,6 @@
-"""Callbacks for `rayembed.train(callbacks=…)`; `Callback` is the base class of others."""
+"""Ready-made callbacks for `rayembed.train(callbacks=…)`, and the base class `Callback` for your
+own.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -40,11 +42,11 @@ class Evaluate(Callback):
         self._trainer: StageTrainer | None = None
 
     def on_train_start(self, trainer: "StageTrainer", step: int) -> None:
-        """Store the trainer, whose model is evaluated."""
+        """Store the trainer, whose model the evaluator is called with."""
         self._trainer = trainer
 
     def on_step_end(self, record: StepRecord) -> None:
-        """Evaluate after every `every_steps` steps."""
+        """Call the evaluator after every `every_steps` steps."""
         if record["step"] % self._every or self._trainer is None:
             return
         import torch
@@ -64,5 +66,5 @@ class Evaluate(Callback):
             record[f"own/{name}"] = float(value)
 
     def on_train_end(self) -> None:
-        """Release the trainer."""
+        """Drop the reference to the trainer, so that its memory can be freed."""
         self._trainer = None

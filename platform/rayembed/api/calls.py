@@ -28,7 +28,8 @@ def reference_of(model: str | Path) -> str:
 
 
 def check_addresses(**given: Any) -> None:
-    """Check that no argument or setting of a call is an address with a password, key or token.
+    """Raise if an argument or setting of a call is an address with a password, key or
+    token.
 
     Raises:
         ConfigError: one is; the message names it and does not repeat it.
@@ -43,8 +44,8 @@ def check_addresses(**given: Any) -> None:
 
 
 def default_name(kind: str, run: Run, keys: Iterable[str]) -> str:
-    """Default name of a run, derived from its settings and the content of its files: rows that
-    change make another run.
+    """Derive a run's default name from its settings and its files' content, so that changed rows
+    make a new run.
 
     Args:
         kind: begins the name.
@@ -54,7 +55,7 @@ def default_name(kind: str, run: Run, keys: Iterable[str]) -> str:
 
 
 def assignments_of(settings: Mapping[str, Any]) -> list[str]:
-    """Convert settings to arguments of `--set`."""
+    """Convert settings by path to the texts `path=value` that `--set` takes."""
     return [
         f"{path}={value if isinstance(value, str) else json.dumps(value)}"
         for path, value in settings.items()
@@ -63,16 +64,16 @@ def assignments_of(settings: Mapping[str, Any]) -> list[str]:
 
 @contextmanager
 def shown() -> Iterator[None]:
-    """Show rayembed's log inside the block, unless the caller has set up logging; a signal that
-    ends the program has the block end in order first.
+    """Show rayembed's log inside the block, unless the caller has set up logging; stop signals end
+    the block in order.
     """
     with ended_in_order(), _log_shown():
         yield
 
 
 class EncodingProgress:
-    """Progress display of an `encode` call: texts, their rate and the time left; short calls show
-    none. Called with the number of texts encoded so far, and of all.
+    """Progress display of an `encode` call: encoded texts, texts per second and remaining time;
+    calls of a few seconds show nothing. Called with the number of texts encoded so far, and of all.
     """
 
     def __init__(self) -> None:
@@ -88,7 +89,9 @@ class EncodingProgress:
         self._shown.close()
 
     def __call__(self, done: int, of: int) -> None:
-        """Take how many texts are encoded; show it where the call is no short one."""
+        """Record the number of encoded texts, and start the display once the call has lasted a few
+        seconds.
+        """
         self._done, self._of = done, of
         if not self._is_shown and time.monotonic() - self._began >= _SHORT_SECONDS:
             self._is_shown = True

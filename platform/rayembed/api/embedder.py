@@ -72,7 +72,8 @@ class Embedder:
     def similarity(
         self, queries: str | Sequence[str], documents: str | Sequence[str], **options: Any
     ) -> "np.ndarray":
-        """Cosine similarity of each query (row) with each document (column); one text has no axis.
+        """Cosine similarities of queries (rows) and documents (columns); a single text, not in a
+        list, has no axis.
 
         Options are those of `encode`.
         """

@@ -28,7 +28,9 @@ _OF_JUDGEMENTS = ["query-id", "corpus-id"]
 def encode(
     model: "Embedder | Trained | str | Path", texts: str | Sequence[str], **options: Any
 ) -> Any:
-    """Encode texts by a model, a result of `train` or a reference; see `Embedder.encode`."""
+    """Encode texts with a model, a result of `train`, or a model reference; see
+    `Embedder.encode`.
+    """
     if isinstance(model, Trained):
         model = model.model
     return (model if isinstance(model, Embedder) else load(str(model))).encode(texts, **options)
@@ -41,7 +43,7 @@ def evaluate(
     output: str | Path = "outputs",
     settings: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
-    """Evaluate a model: main score by task; existing scores are reused.
+    """Evaluate a model and return the main score of each task; stored scores are reused.
 
     Args:
         model: a result of `train` or `load`, or whatever `rayembed evaluate --model` takes.
@@ -79,7 +81,7 @@ def evaluate(
 
 
 def _asked(tasks: Any, storage: str) -> dict[str, Any]:
-    """Settings that name the requested tasks."""
+    """Convert the argument `tasks` to evaluation settings: benchmarks, tasks or own sets."""
     if isinstance(tasks, Mapping):
         folder = _beir_folder(tasks, storage)
         return {"own_sets": [{"name": Path(folder).name, "path": folder}]}
@@ -97,7 +99,9 @@ def _asked(tasks: Any, storage: str) -> dict[str, Any]:
 
 
 def _beir_folder(given: Mapping[str, Any], storage: str) -> str:
-    """Folder in BEIR's layout with an in-memory set, named by its content."""
+    """Write an in-memory set as a folder in BEIR's layout, named by its content, and return its
+    path.
+    """
     from rayembed.config.document import fingerprint
 
     wanted = {"queries", "corpus", "qrels"}
@@ -134,7 +138,7 @@ def _beir_folder(given: Mapping[str, Any], storage: str) -> str:
 
 
 def _items(given: Any, part: str) -> list[tuple[Any, Any]]:
-    """Ids and values of a mapping or a Series."""
+    """Return the (id, value) pairs of a mapping or a pandas Series."""
     if hasattr(given, "items") and not hasattr(given, "columns"):
         return list(given.items())
     raise DataError(
@@ -158,13 +162,15 @@ def _text_row(part: str, name: Any, text: Any) -> dict[str, str]:
 
 
 def _as_text(value: Any) -> Any:
-    """A whole number as the text that files give of it; anything else as it is."""
+    """Convert a whole number to its digits, as ids in files are read; other values stay
+    unchanged.
+    """
     plain = _plain(value)
     return str(plain) if isinstance(plain, int) and not isinstance(plain, bool) else plain
 
 
 def _id(value: Any, part: str) -> str:
-    """Convert an id to the form of files' rows: a text, or the digits of a number."""
+    """Convert an id to text, as in files: a text stays as it is, a number becomes its digits."""
     from rayembed.data.sources.cells import RowError, name_in
 
     try:
@@ -179,7 +185,7 @@ def _id(value: Any, part: str) -> str:
 
 
 def _grades(query: str, judged: Any) -> list[tuple[str, int]]:
-    """Documents of a query with their relevance grades; documents in a list or a set have the grade
+    """Return a query's (document, relevance grade) pairs; documents in a list or a set have grade
     1.
     """
     where = f"qrels of the query {query!r}"
@@ -200,7 +206,7 @@ def _grades(query: str, judged: Any) -> list[tuple[str, int]]:
 
 
 def _plain(value: Any) -> Any:
-    """The number or text of Python that a value of numpy holds."""
+    """Convert a numpy scalar to the Python number or text that it holds."""
     return value.item() if hasattr(value, "dtype") and hasattr(value, "item") else value
 
 
@@ -329,7 +335,7 @@ def adapt(
 def corpus_run(
     path: str, found: Mapping[str, Any], settings: Mapping[str, Any], name: str | None
 ) -> Run:
-    """Settings of `adapt` for the documents at `path`.
+    """Build the run of `adapt` for the documents at `path`.
 
     Args:
         path: of the documents.
@@ -375,7 +381,7 @@ def _documents(corpus: Rows) -> Rows:
 
 
 def _columns(path: str) -> set[str]:
-    """Columns that any row has; rows are read until one has a title.
+    """Names of all columns that occur in the rows; reading stops once a row has a title.
 
     Raises:
         DataError: there are no rows at the path.

@@ -48,13 +48,13 @@ _UNSCORED: Mapping[str, Any] = {
 
 @dataclass(frozen=True, repr=False)
 class Trained:
-    """Result of a training."""
+    """Result of `train`: the kept model with its scores, settings and registered version."""
 
     outcome: "Outcome"
 
     @property
     def folder(self) -> str:
-        """Folder of the model, which sentence-transformers loads too (docs/python.md)."""
+        """Folder of the kept model, which sentence-transformers loads too (docs/python.md)."""
         return self.outcome.model_folder
 
     @cached_property
@@ -64,20 +64,23 @@ class Trained:
 
     @property
     def scores(self) -> dict[str, dict[str, float]]:
-        """Model → task → main score: the start, each stage, mixtures, baselines; empty without."""
+        """Model → task → main score, for the untrained model, each stage, mixtures and baselines;
+        empty without an evaluation.
+        """
         table = self.outcome.table
         return {} if table is None else {name: dict(row) for name, row in table.rows.items()}
 
     @property
     def verdict(self) -> str | None:
-        """The guard's decision, in points: own and general gains of the trained model and of
-        mixtures, and which is kept, `start` where none is better; None without a guard.
+        """Describe the guard's decision: gains in points of each candidate on own and general
+        tasks, and the kept model; None without a guard.
         """
         verdict = self.outcome.verdict
         return None if verdict is None else verdict.summary
 
     def take(self, share: float) -> "Trained":
-        """Keep and register another share of the trained model, without training again.
+        """Keep and register a mixture with another share of the trained model, without training
+        again.
 
         Args:
             share: of the trained model in its mixture with the start, above 0; 1: the model itself.
@@ -96,12 +99,12 @@ class Trained:
 
     @property
     def run(self) -> Run:
-        """All settings; `run.to_yaml()` is what a job takes as `--recipe`."""
+        """All settings of the run; write `run.to_yaml()` to a file for a job's `--recipe`."""
         return self.outcome.run
 
     @property
     def version(self) -> str:
-        """The registered model, `models:/name/number`."""
+        """Reference of the registered model, `models:/name/number`."""
         return self.outcome.version.uri
 
     def __repr__(self) -> str:
@@ -189,7 +192,7 @@ def train(
 
 
 def trained_by(run: Run, callbacks: "Sequence[Callback]" = ()) -> Trained:
-    """Execute a run after checking everything that it names.
+    """Train a run, after checking that everything that its settings name exists.
 
     Raises:
         RayembedError: as `train`.
@@ -210,7 +213,7 @@ def trained_by(run: Run, callbacks: "Sequence[Callback]" = ()) -> Trained:
 def _run_over(
     path: str, found: Mapping[str, Any], settings: Mapping[str, Any], name: str | None
 ) -> Run:
-    """Settings of `train` for the rows at `path`.
+    """Build the run of `train` for the rows at `path`.
 
     Args:
         found: settings by the arguments, before what the rows say.
@@ -271,7 +274,7 @@ _MANY_DOCUMENTS = 10 * (_HELD_OUT + 1)
 
 @dataclass
 class _Look:
-    """Properties of the rows in files."""
+    """Properties of the training rows, from which `train` derives default settings."""
 
     rows: int = 0
     """Number of rows read: all, or the first of many."""
@@ -292,7 +295,8 @@ _FORM = ("delimiter", "encoding", "quotes")
 def _look_at(
     path: str, *, delimiter: str | None, encoding: str | None, quotes: str | None = None
 ) -> _Look:
-    """Read the rows once for settings that depend on their number; only the first of many.
+    """Read the training rows once for the properties that default settings depend on; of large
+    files only the first rows.
 
     Raises:
         DataError: there are no rows.
@@ -319,8 +323,8 @@ def _look_at(
 
 
 def _negatives_in(row: "Row") -> int:
-    """Number of texts in a row's column `negatives`; one where they cannot be read, so
-    that conversion reads and rejects the cell.
+    """Number of texts in a row's column `negatives`; 1 for an unreadable cell, which conversion
+    rejects later.
     """
     from rayembed.data.sources.cells import RowError, texts_in
 
@@ -331,7 +335,9 @@ def _negatives_in(row: "Row") -> int:
 
 
 def _share(documents: int) -> float | None:
-    """Share of documents that are held out: a tenth, more of few, and none of very few."""
+    """Share of documents to hold out: at least a tenth, more for small sets, None for very small
+    ones.
+    """
     if documents < 4 * _HELD_OUT:
         return None
     return max(0.1, math.ceil(100 * (_HELD_OUT + 1) / documents) / 100)

@@ -1,1 +1,1 @@
-"""Models and data by reference: a path, the hub, object storage, a pinned package."""
+"""Fetch models and data by reference: a local path, the hub, object storage, a pinned package."""

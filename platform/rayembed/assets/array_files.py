@@ -26,7 +26,7 @@ REMEDY = "Remove it and start the job again, which makes it again"
 
 
 def save_array(path: str, array: np.ndarray) -> None:
-    """Write an array as `.npy`; raises the errors of `write_atomic`."""
+    """Write an array as `.npy` with a checksum at the end; raises the errors of `write_atomic`."""
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     _write(path, buffer)
@@ -48,8 +48,8 @@ def load_array(path: str, remedy: str = REMEDY) -> np.ndarray:
 
 
 def map_array(path: Path, remedy: str = REMEDY) -> np.ndarray:
-    """Memory-map an array of a local file written by `save_array`: what is read of it stays in
-    memory as long as there is room. The file is read whole once, to be checked.
+    """Memory-map a local file written by `save_array`; the system may drop its pages from memory at
+    any time. The file is read whole once, to be checked.
 
     Args:
         remedy: as of `load_array`.
@@ -74,7 +74,9 @@ def map_array(path: Path, remedy: str = REMEDY) -> np.ndarray:
 
 
 def save_arrays(path: str, **arrays: np.ndarray) -> None:
-    """Write arrays by name as `.npz`; raises the errors of `write_atomic`."""
+    """Write named arrays as one `.npz` with a checksum at the end; raises the errors of
+    `write_atomic`.
+    """
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
     _write(path, buffer)
@@ -93,7 +95,9 @@ def _write(path: str, buffer: io.BytesIO) -> None:
 
 
 def _unsealed(path: str, remedy: str) -> io.BytesIO:
-    """Content of a file without its seal; raises the errors of `load_array`."""
+    """Read a file, verify the checksum at its end, and return the content before it; raises the
+    errors of `load_array`.
+    """
     view = memoryview(read_bytes(path, remedy))
     with _told(path, remedy):
         check_seal(view[:-SEAL_BYTES], view[-SEAL_BYTES:])
@@ -114,17 +118,17 @@ SEAL_BYTES = len(_MARK) + 16
 
 
 def is_seal(content: bytes | memoryview) -> bool:
-    """Whether bytes begin like a seal."""
+    """Whether bytes start with the mark of a seal, the checksum that ends a file."""
     return bytes(content[: len(_MARK)]) == _MARK
 
 
 def seal_of(content: bytes | memoryview) -> bytes:
-    """Compute the seal of bytes: a mark, then their xxh3-128."""
+    """Compute the seal of a content: a fixed mark followed by the content's xxh3-128 checksum."""
     return _MARK + xxhash.xxh3_128_digest(content)
 
 
 def check_seal(content: bytes | memoryview, seal: bytes | memoryview) -> None:
-    """Raise unless the seal matches the bytes.
+    """Raise unless the seal holds the checksum of the content.
 
     Raises:
         ValueError: it is not, so a bit of either has changed; or there is none.

@@ -1,4 +1,5 @@
-"""Parquet files and Arrow streams, without types whose values are made by running code.
+"""Read and write Parquet files and Arrow streams; types whose values run code when read are
+refused.
 
 Files of our own are sealed, so that no flipped bit is read as another value: each page has a
 checksum, and in front of the footer, which has none, stands its digest. Other readers of Parquet
@@ -41,7 +42,7 @@ def parquet_bytes(
     *,
     statistics: bool = True,
 ) -> bytes:
-    """Sealed Parquet file of the table, as bytes.
+    """Serialise a table as a Parquet file whose footer is secured by a checksum.
 
     Args:
         rows_at_once: no row group holds rows on both sides of a multiple of it; None: of any.
@@ -72,7 +73,7 @@ def read_sealed(
     rows: range | None = None,
     footers: Footers | None = None,
 ) -> pa.Table:
-    """Read rows of a file made by `parquet_bytes`, local or in object storage.
+    """Read a range of rows of a file made by `parquet_bytes`, local or in object storage.
 
     Args:
         columns: their names; `a.list.element.b` reads one field of a list of structures.
@@ -126,7 +127,8 @@ def _rows_of(
 
 
 def _groups_of(footer: pq.FileMetaData, rows: range) -> tuple[int, list[int]]:
-    """First row of the first row group that holds any of the rows, and all such groups.
+    """Return the row groups that hold any of the rows, and the first row of the first such
+    group.
 
     Raises:
         ValueError: the file has fewer rows.
@@ -142,7 +144,7 @@ def _groups_of(footer: pq.FileMetaData, rows: range) -> tuple[int, list[int]]:
 
 
 def _sealed_footer(file: pa.NativeFile) -> pq.FileMetaData:
-    """Read the footer of a file.
+    """Read and verify the footer of a file made by `parquet_bytes`.
 
     Raises:
         ValueError: it is not what was written, or the file is none of `parquet_bytes`.
@@ -153,8 +155,8 @@ def _sealed_footer(file: pa.NativeFile) -> pq.FileMetaData:
 
 
 def _footer_of_any(file: pa.NativeFile) -> pq.FileMetaData | None:
-    """Read the footer of a file from any writer, which has no seal; None: Arrow shall read it, and
-    say what is wrong with it.
+    """Read the footer of any Parquet file, checksum or not; None if unreadable, so that Arrow's own
+    error explains why.
 
     Raises:
         pyarrow.ArrowInvalid: it has a seal and is not what was written.
@@ -172,7 +174,7 @@ def _footer_of_any(file: pa.NativeFile) -> pq.FileMetaData | None:
 
 
 def _end_of(file: pa.NativeFile) -> tuple[bytes, bytes]:
-    """Read the bytes in the seal's position, and the footer up to the file's end.
+    """Read a Parquet file's footer, and the bytes before it, where a checksum would be.
 
     Raises:
         ValueError: it does not end as a file with both does.
@@ -249,7 +251,7 @@ def check_plain(schema: pa.Schema) -> None:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Raise if two columns have the same name: readers take either of them.
+    """Raise if two columns have the same name, since readers would use either of them.
 
     Raises:
         pyarrow.ArrowInvalid: two have.
@@ -263,7 +265,9 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _foreign(dtype: pa.DataType) -> str | None:
-    """Name of an extension type nested within a type; None without one."""
+    """Name of an extension type at any depth of `dtype` whose Python class builds values; None if
+    there is none.
+    """
     if isinstance(dtype, pa.BaseExtensionType):
         # Those that Python classes define may make their values themselves; Arrow's own do not.
         of_python = isinstance(dtype, pa.ExtensionType)

@@ -1,4 +1,4 @@
-"""Atomic writes of local files: a temporary file beside the target, renamed over it.
+"""Atomic writes of local files: a temporary file next to the target is renamed over it.
 
 A process that is killed leaves its temporary file. The next process that writes into the folder
 removes it once it is old: a writer holds a lock on its file until it has its name, and of a dead
@@ -56,8 +56,8 @@ def write_beside(target: Path, content: BinaryIO) -> None:
 
 @lru_cache(maxsize=10_000)
 def remove_unfinished(folder: Path, _process: int) -> None:
-    """Remove temporary files of killed writers that have not been written to for `STALE_SECONDS`;
-    once a process and folder.
+    """Remove temporary files that killed writers left unchanged for `STALE_SECONDS`; runs once for
+    each process and folder.
     """
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -71,7 +71,7 @@ def remove_unfinished(folder: Path, _process: int) -> None:
 
 
 def _temporary(target: Path) -> tuple[int, str]:
-    """A locked temporary file beside the target: its descriptor and path."""
+    """Create a locked temporary file next to the target; return its descriptor and path."""
     while True:
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
         with suppress(OSError):
@@ -82,7 +82,7 @@ def _temporary(target: Path) -> tuple[int, str]:
 
 
 def _umask() -> int:
-    """File mode mask of this process, which can only be read by setting it."""
+    """Return this process's file mode mask, which the system reveals only when it is set."""
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
@@ -116,7 +116,8 @@ def room_for(path: str | Path, otherwise: str = "") -> Iterator[None]:
 def full(
     path: str | Path, error: Exception, *, kept: str = "", otherwise: str = ""
 ) -> StorageFullError:
-    """Error for a write that failed for lack of space, with the free bytes of a local path.
+    """Build the error for a write that failed for lack of space; it states the free bytes of a
+    local disk.
 
     Args:
         kept: what is left of the file, behind a dot.
@@ -135,12 +136,12 @@ def full(
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether a write failed for lack of space: on the disk or in the user's quota."""
+    """Whether a write failed because the disk is full or the user's quota is used up."""
     return isinstance(error, StorageFullError) or any(_has_number(error, n) for n in _FULL)
 
 
 def _has_number(error: BaseException, number: int) -> bool:
-    """Whether an error is of a number of the system's."""
+    """Whether an error, or its text, has the given operating system error number."""
     # Libraries in Rust (safetensors, tokenizers) tell it in their text alone, and so do errors that
     # were made of others, and programs.
     told = str(error)

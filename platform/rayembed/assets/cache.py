@@ -32,14 +32,17 @@ _FILES = "files"
 
 
 def cache_folder(cache: Path | None = None) -> Path:
-    """`cache`, or `$RAYEMBED_CACHE`, or `~/.cache/rayembed`, absolute; may not exist yet."""
+    """Absolute path of the asset cache: `cache`, else `$RAYEMBED_CACHE`, else `~/.cache/rayembed`;
+    it may not exist yet.
+    """
     if cache is None:
         cache = Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/rayembed")
     return Path(cache).expanduser().absolute()
 
 
 def filled(entry: Path, fill: Callable[[Path], None], *, checked: bool = False) -> Path:
-    """Folder with the entry's files; `fill` is called with an empty folder if they are missing.
+    """Return the folder of a cache entry's files; if they are missing, `fill` writes them
+    first.
 
     Args:
         entry: place of the entry; its name is all that tells entries apart.
@@ -74,7 +77,7 @@ def filled(entry: Path, fill: Callable[[Path], None], *, checked: bool = False) 
 
 
 def mark_used(entry: Path) -> None:
-    """Record that an entry is used now, for `remove_unused`."""
+    """Record that an entry is used now, so that `remove_unused` keeps it."""
     with suppress(OSError):  # a cache of somebody else's
         os.utime(entry / _MANIFEST)
 
@@ -100,8 +103,8 @@ def remove_unused(folder: Path, seconds: float, keep: Path) -> None:
 
 
 def is_complete(entry: Path, *, checked: bool = False) -> bool:
-    """Whether every file in the entry's manifest exists with its size, and with its content if
-    `checked`.
+    """Whether all files in an entry's manifest exist with the recorded size, or with the recorded
+    content if `checked`.
     """
     try:
         listed = json.loads((entry / _MANIFEST).read_text(encoding="utf-8"))
@@ -111,7 +114,7 @@ def is_complete(entry: Path, *, checked: bool = False) -> bool:
 
 
 def _told(file: Path, checked: bool) -> int | str:
-    """Entry of a file in the manifest: its size in bytes, or if `checked` its xxh3-128."""
+    """Value of a file in the manifest: its size in bytes, or its xxh3-128 digest if `checked`."""
     if not checked:
         return file.stat().st_size
     with file.open("rb") as content:
@@ -119,7 +122,9 @@ def _told(file: Path, checked: bool) -> int | str:
 
 
 def _replace(entry: Path, fill: Callable[[Path], None], checked: bool) -> None:
-    """Fill a new folder next to the entry and rename it; the caller holds the entry's lock."""
+    """Fill a temporary folder next to the entry and rename it to the entry; the caller holds the
+    entry's lock.
+    """
     for abandoned in entry.parent.glob(f".{glob.escape(entry.name)}.partial-*"):
         shutil.rmtree(abandoned)
     if os.path.lexists(entry):
@@ -145,8 +150,8 @@ def _replace(entry: Path, fill: Callable[[Path], None], checked: bool) -> None:
 
 
 def _check_is_ours(entry: Path) -> None:
-    """Check that the path of an entry holds a cache entry, whole or damaged: entries are renamed
-    into place with a manifest and their files, and with nothing else.
+    """Raise unless the path holds a cache entry, whole or damaged, so that no foreign folder is
+    replaced.
     """
     ours = entry.is_dir() and not entry.is_symlink()
     if not ours or {path.name for path in entry.iterdir()} - {_MANIFEST, _FILES}:

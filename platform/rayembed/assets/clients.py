@@ -27,7 +27,9 @@ _LOST = {"tls_verify_certificates", "tls_ca_dir_path", "smart_defaults"}
 
 @dataclass(frozen=True)
 class Patience:
-    """Time limits for object storage that does not answer."""
+    """Limits on connection time, waiting time and attempts for object storage that does not
+    answer.
+    """
 
     connect_seconds: float = 10
     answer_seconds: float = 10
@@ -75,15 +77,16 @@ _making: dict[int, threading.Lock] = {}
 
 
 def split_options(address: str) -> tuple[str, str]:
-    """Split an address into the address without options, and its options with their question mark;
-    empty without any.
+    """Split an address into the part before `?` and its options including `?`, empty without
+    options.
     """
     found = _OPTIONS.search(address)
     return (address, "") if found is None else (address[: found.start()], found.group())
 
 
 def split_address(address: str) -> tuple[str, str]:
-    """Split an address into that of the bucket, with all options, and the path for its filesystem.
+    """Split an address into the bucket's address with all options, and the path for its
+    filesystem.
 
     A key is the one that stands there, as for other tools: `%20` is no space.
     """
@@ -95,7 +98,7 @@ def split_address(address: str) -> tuple[str, str]:
 
 
 def connect(address: str) -> tuple[pyarrow.fs.FileSystem, str]:
-    """Filesystem of an `s3://` or `gs://` address, and the path within it.
+    """Return the filesystem of an `s3://` or `gs://` address, and the path within it.
 
     A client serves all addresses of a bucket in this process a number of times, as long as the
     environment is the same: a new one costs 20 ms and its connections.
@@ -116,13 +119,13 @@ def connect(address: str) -> tuple[pyarrow.fs.FileSystem, str]:
 
 
 class _Client:
-    """Filesystem that is created again after a number of uses."""
+    """Holder of a filesystem, which it creates again after a fixed number of uses."""
 
     def __init__(self, make: Callable[[], pyarrow.fs.FileSystem]) -> None:
         self._make, self._filesystem, self._left = make, make(), _MOST_USES
 
     def used(self) -> pyarrow.fs.FileSystem:
-        """Count a use and return the filesystem; earlier ones stay valid."""
+        """Count one use and return the filesystem; filesystems returned earlier stay valid."""
         if not self._left:
             self._filesystem, self._left = self._make(), _MOST_USES
         self._left -= 1
@@ -155,7 +158,7 @@ def _limits(filesystem: pyarrow.fs.FileSystem, patience: Patience) -> dict[str, 
 
 
 def read_with_retries(read: Callable[[], T]) -> T:
-    """Retry a read with doubling pauses while object storage is too busy.
+    """Retry a read with doubling pauses while object storage reports that it is too busy.
 
     Raises:
         OSError: what the last try raises.
@@ -171,12 +174,14 @@ def read_with_retries(read: Callable[[], T]) -> T:
 
 
 def is_unanswered(error: BaseException) -> bool:
-    """Whether object storage was unreachable or did not answer in time."""
+    """Whether an error means that object storage was unreachable or did not answer in time."""
     return any(status in str(error) for status in _UNANSWERED)
 
 
 def why(error: BaseException) -> str:
-    """Readable text of a storage error."""
+    """Text of a storage error; for a storage that does not answer it adds the attempts and their
+    time limit.
+    """
     if not is_unanswered(error):
         return str(error)
     tries, seconds = PATIENCE.tries, PATIENCE.answer_seconds

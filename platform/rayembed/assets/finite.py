@@ -1,4 +1,5 @@
-"""Checks that weights are finite: tensors before they are written, files before they are passed on.
+"""Check that weights are finite: tensors before they are written, files before they are uploaded or
+registered.
 
 One pass over the numbers, without a copy of them.
 """

@@ -1,4 +1,6 @@
-"""Model folders without torch weights, which a package loads by the format that they name."""
+"""Table of formats for model folders without torch weights, each loaded by the package that defines
+it.
+"""
 
 import json
 from collections.abc import Callable
@@ -15,7 +17,7 @@ PROOF_FOLDER = "proof"
 
 @dataclass(frozen=True)
 class FolderFormat:
-    """Functions that load the model folders of one format."""
+    """Loading functions for model folders of one format."""
 
     load: Callable[[Path], Any]
     """Function that loads the model, a `TransformerModel` in evaluation mode; raises ArtifactError
@@ -31,7 +33,8 @@ FORMATS = NamedTable("rayembed.folder_formats", FolderFormat, "format of model f
 
 
 def stated_format(folder: Path) -> str | None:
-    """Name of the format that a saved model states; None: it has weights for torch.
+    """Read the format name in a saved model's `rayembed.json`; None means ordinary torch
+    weights.
 
     Raises:
         ArtifactError: its settings cannot be read.
@@ -49,7 +52,8 @@ def stated_format(folder: Path) -> str | None:
 
 
 def format_of(folder: Path) -> FolderFormat | None:
-    """Look up the format of a saved model; None: it has weights for torch.
+    """Look up the loading functions for a saved model's format; None means ordinary torch
+    weights.
 
     Raises:
         ArtifactError: its settings cannot be read.

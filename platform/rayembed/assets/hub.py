@@ -1,5 +1,5 @@
-"""Assets on the Hugging Face hub: `hf://org/name[/path/inside]@revision`, or with the revision
-after the name, `hf://org/name@revision/path/inside`, as the hub's own tools write it.
+"""Assets on the Hugging Face hub: `hf://org/name[/path/inside]@revision`, or
+`hf://org/name@revision/path/inside` as the hub's own tools write it.
 
 Files lie in the hub's own cache (`HF_HOME`), which other tools on the machine share. `HF_ENDPOINT`
 names a mirror, `HF_TOKEN` opens private repositories, `HF_HUB_OFFLINE=1` uses what is cached.
@@ -70,8 +70,8 @@ def parse_hub_reference(reference: str) -> HubReference:
 
 
 def _revision(rest: str, *, last: bool) -> tuple[str, list[str]]:
-    """Revision at the start of `rest` and the path after it; all of `rest` if the revision comes
-    last. A revision may have escapes, `refs%2Fpr%2F1`; in a path they are part of a name.
+    """Split `rest` into a revision and the path after it; with `last`, all of `rest` is the
+    revision. A revision may have escapes, `refs%2Fpr%2F1`; in a path they are part of a name.
     """
     special = _SPECIAL_REVISION.match(rest)
     if last and special is None:
@@ -81,7 +81,7 @@ def _revision(rest: str, *, last: bool) -> tuple[str, list[str]]:
 
 
 def fetch_from_hub(reference: str, cache: Path | None) -> Path:
-    """Download the file or folder of an `hf://` reference; folders with all files.
+    """Download the file or folder of an `hf://` reference, folders with all their files.
 
     Args:
         reference: as in the module's text.
@@ -105,7 +105,8 @@ def fetch_from_hub(reference: str, cache: Path | None) -> Path:
 
 
 def fetch_model_from_hub(reference: str, cache: Path | None) -> Path:
-    """Download a model folder: its safetensors, JSON and tokenizer files, and no other format.
+    """Download the safetensors, JSON and tokenizer files of a model folder, and no other weight
+    format.
 
     Pickled weights (`.bin`) come only when there are no safetensors.
 
@@ -141,8 +142,8 @@ def fetch_model_from_hub(reference: str, cache: Path | None) -> Path:
 
 
 def look_at_hub(reference: str) -> None:
-    """Check that a repository's revision is in this machine's cache or on the hub; nothing is
-    downloaded.
+    """Check, without a download, that a repository's revision is in the local cache or on
+    the hub.
 
     Raises:
         AssetError: there is none, or no answer within `LOOK_SECONDS`.
@@ -165,7 +166,7 @@ def look_at_hub(reference: str) -> None:
 
 
 def model_files(names: list[str], inside: str = "") -> list[str]:
-    """Names of the files below `inside` that loading a model needs."""
+    """Select the files below `inside` that loading a model needs; empty if they form no model."""
     prefix = f"{inside}/" if inside else ""
     below = [name for name in names if name.startswith(prefix)]
     kept = [
@@ -219,7 +220,7 @@ _OF_TRAINING = ("made-of.json", ".*")
 
 
 def check_repository_name(name: str) -> str:
-    """Check and return `org/name`; raise unless the hub takes it.
+    """Check and return a repository name `org/name`; raise if the hub would refuse it.
 
     Raises:
         ConfigError: it is of another form.
@@ -241,7 +242,8 @@ def check_repository_name(name: str) -> str:
 
 
 def upload_model(folder: Path, name: str, card: str) -> str:
-    """Upload a model's folder with its card in one commit; the address of the repository.
+    """Upload a model's folder and its card in one commit, and return the repository's
+    address.
 
     A repository that is not there is made, as a private one; files of the same name are replaced.
     `HF_TOKEN` or the token of `hf auth login` must allow writing.

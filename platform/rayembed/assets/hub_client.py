@@ -1,4 +1,5 @@
-"""The hub's client with time limits and retries, and error messages with remedies.
+"""The Hugging Face hub's client with time limits and retries, and error messages that say what to
+do.
 
 huggingface_hub sends some requests, such as the listing of a repository, without any limit: an
 address that accepts connections and never answers would be waited for for ever. It repeats some
@@ -26,7 +27,7 @@ and HF_HUB_DOWNLOAD_TIMEOUT change those of downloads (10)."""
 
 
 def hub_endpoint() -> str | None:
-    """Current value of `HF_ENDPOINT`; huggingface_hub reads it only on import.
+    """Return the current value of `HF_ENDPOINT`; huggingface_hub reads it only on import.
 
     Raises:
         ConfigError: it holds a password or token.
@@ -37,7 +38,7 @@ def hub_endpoint() -> str | None:
 
 
 def hub_api() -> "HfApi":
-    """The hub's API client with request timeouts."""
+    """Create the hub's API client with request timeouts."""
     from huggingface_hub import HfApi
 
     limit_hub()
@@ -66,7 +67,9 @@ def _limit(request: "httpx.Request") -> None:
 
 
 def unavailable(reference: str, error: Exception) -> AssetError:
-    """Error for a reference that the hub did not deliver: what was seen, and what to do."""
+    """Build the error for a reference that cannot be fetched from the hub: the cause, and what to
+    do.
+    """
     return AssetError(f"cannot fetch {reference!r} from the hub: {_seen(reference, error)}")
 
 
@@ -132,7 +135,8 @@ def with_retries(
     waits: Sequence[float] = WAITS_SECONDS,
     sleep: Callable[[float], None] | None = None,
 ) -> T:
-    """Call `call`, and retry after 429, 408, 5xx, a timeout or a lost connection.
+    """Run `call`, and retry it after status 429, 408 or 5xx, a timeout or a lost
+    connection.
 
     Args:
         what: names the call in the log.
@@ -162,7 +166,7 @@ def with_retries(
 
 
 def _most_tries(error: BaseException, most: int) -> int:
-    """Maximum number of attempts; 1 for permanent errors."""
+    """Maximum number of attempts for this kind of error; 1 if a retry cannot help."""
     from httpx import NetworkError, RemoteProtocolError, TimeoutException
 
     if passes(status_of(error)):
@@ -175,18 +179,18 @@ def _most_tries(error: BaseException, most: int) -> int:
 
 
 def passes(status: int) -> bool:
-    """Whether an HTTP status is transient."""
+    """Whether an HTTP status reports a temporary problem (408, 429 or 5xx)."""
     return status in (408, 429) or status >= 500
 
 
 def status_of(error: BaseException) -> int:
-    """HTTP status that led to the error, preferably a transient one; 0 without one."""
+    """HTTP status that led to the error, a temporary one first; 0 if there was none."""
     found = [_status(cause) for cause in causes_of(error)]
     return next((s for s in found if passes(s)), next((s for s in found if s), 0))
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:
-    """The error and its causes, including those missing from a library's message."""
+    """Yield the error and all errors that caused it, which a library's message may omit."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -199,12 +203,14 @@ def causes_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def _status(error: BaseException) -> int:
-    """HTTP status in an error; 0 without one."""
+    """HTTP status stored in an error; 0 if it has none."""
     return int(getattr(getattr(error, "response", None), "status_code", 0) or 0)
 
 
 def _asked_to_wait(error: BaseException) -> float:
-    """Seconds to wait that the hub requests: `Retry-After: 30`, or `RateLimit: "api";r=0;t=30`."""
+    """Seconds that the hub requests to wait, from the header `Retry-After: 30` or `RateLimit:
+    "api";r=0;t=30`.
+    """
     asked = 0.0
     for cause in causes_of(error):
         headers = getattr(getattr(cause, "response", None), "headers", None) or {}

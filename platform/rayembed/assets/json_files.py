@@ -1,4 +1,4 @@
-"""JSON files with a digest of their content in the last entry, `digest`.
+"""JSON files whose last entry, `digest`, is a checksum of their content.
 
 A flipped bit in a digit or a name would otherwise be read as another number or name. What counts is
 the content: white space and the order of entries may change.
@@ -17,14 +17,15 @@ DIGEST = "digest"
 
 
 def write_json(path: str, values: Mapping[str, Any], *, indent: int | None = None) -> None:
-    """Write an object; raises the errors of `write_atomic`."""
+    """Write an object as JSON with a digest; raises the errors of `write_atomic`."""
     plain = json.loads(json.dumps(values))
     content = json.dumps({**plain, DIGEST: _digest(plain)}, indent=indent, ensure_ascii=False)
     write_atomic(path, content.encode())
 
 
 def read_json(path: str, remedy: str) -> dict[str, Any]:
-    """Read an object written by `write_json`, without its digest.
+    """Read an object written by `write_json`, check its digest, and return it without the
+    digest.
 
     Args:
         remedy: what to do where the file is missing or broken, a whole sentence.

@@ -1,4 +1,5 @@
-"""A lease in storage: one job at a time has a run, whichever machine it is on.
+"""A lease in storage, so that only one job at a time works on a run, whichever machine it
+is on.
 
 A lock of the operating system ends with its process but holds on one machine alone. Here each job
 has a claim, a small file of its own in a folder of the storage, and has the lease when it wrote its
@@ -46,7 +47,9 @@ _ENDING = ".claim"
 
 @dataclass(frozen=True)
 class Claim:
-    """Content of a claim: who made it, for messages and for jobs of the same machine."""
+    """Content of a claim file, by which a job requests or holds a lease: machine, process
+    and time.
+    """
 
     machine: str
     """Identifier of the machine; processes with the same one share an operating system lock, held
@@ -63,8 +66,8 @@ class Claim:
 
 
 def this_machine(lock: Path) -> str:
-    """Identifier that two processes share exactly if both see the same lock file: the host, its
-    boot, the mounted file systems (another container has others) and the path.
+    """Identifier of the host, boot, mounts and lock path; two processes have the same one only if
+    they share the lock file.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -75,7 +78,8 @@ def this_machine(lock: Path) -> str:
 
 
 def end_this_process(message: str) -> None:
-    """End the process at once, writing nothing more into storage: the default when a lease is lost.
+    """End the process at once, without another write into storage; the default when a lease is
+    lost.
 
     On Ray the workers end with their driver.
     """
@@ -85,7 +89,7 @@ def end_this_process(message: str) -> None:
 
 
 class Lease:
-    """Lease on a folder in storage; held inside of a `with` block.
+    """Exclusive lease on a folder in storage, held and renewed inside a `with` block.
 
     Args:
         folder: of the claims alone.
@@ -132,7 +136,9 @@ class Lease:
         self._withdraw()
 
     def _taken(self) -> int:
-        """Storage time in ns of the own claim, if no other live claim exists."""
+        """Wait until no other job has a live claim; return the storage time in ns of this job's
+        claim.
+        """
         seen: dict[str, int] = {}
         told = False
         while True:
@@ -158,7 +164,9 @@ class Lease:
             time.sleep(_LOOK_SECONDS * random.uniform(0.5, 1.5))
 
     def _others(self) -> tuple[Mapping[str, int], dict[str, Claim]]:
-        """Timestamps of all claims, and the live claims of other jobs; deletes expired ones."""
+        """Return the timestamps of all claims, and the live claims of other jobs; delete expired
+        claims.
+        """
         times = self._times()
         now = times[self._name]
         others = {}
@@ -174,7 +182,7 @@ class Lease:
         return times, others
 
     def _times(self) -> Mapping[str, int]:
-        """Name of each claim → when it was written, in ns of the storage's clock."""
+        """Map each claim file to its time of writing, in ns of the storage's clock."""
         found = file_times(self._folder)
         return {name: time for name, time in found.items() if name.endswith(_ENDING)}
 
@@ -218,7 +226,7 @@ class Lease:
                 return
 
     def _taken_by(self) -> Claim | None:
-        """Claim of the job that took the lease after this one; None as a rule."""
+        """Return the claim of a job that took over the lease after this job; normally None."""
         for name in self._times():
             claim = None if name == self._name else _read(join(self._folder, name))
             if claim is not None and (claim.held_from or 0) > (self._claim.held_from or 0):
@@ -234,7 +242,8 @@ class Lease:
 
 
 def holder(folder: str) -> Claim | None:
-    """Claim of the job that holds the lease, or held it without releasing it; None: there is none.
+    """Return the claim of the job that holds the lease, or that ended without releasing it; None if
+    the lease is free.
 
     Raises:
         StorageError: the storage cannot be read.
@@ -247,7 +256,7 @@ def holder(folder: str) -> Claim | None:
 
 
 def refused(what: str, place: str, other: Claim | None) -> str:
-    """Error message for a job when another one holds the lease."""
+    """Build the error message for a job that needs a lease while another job holds it."""
     who = "" if other is None else f" ({other})"
     return (
         f"another job {what} in {place!r} right now{who}; wait for it, stop it (`ray job stop`), "
@@ -256,7 +265,7 @@ def refused(what: str, place: str, other: Claim | None) -> str:
 
 
 def _read(path: str) -> Claim | None:
-    """Read a claim; None if it has gone meanwhile.
+    """Read a claim file; None if it has been removed meanwhile.
 
     One that this version cannot read is another's: a later version may write it.
     """

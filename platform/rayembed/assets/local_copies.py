@@ -31,7 +31,7 @@ UNUSED_SECONDS = 3 * 24 * 3600.0
 
 
 def read_copied(path: str, read: Callable[[str], Read]) -> Read:
-    """Apply `read` to a local copy of a file: of itself where it is local, else of its copy on this
+    """Call `read` with the path of a local file, or of a remote file's copy on this
     machine.
 
     A copy that `read` cannot use is removed, and the original read in its place.
@@ -50,7 +50,9 @@ def read_copied(path: str, read: Callable[[str], Read]) -> Read:
 
 
 def _copy_of(path: str) -> Path | None:
-    """Path of the local copy, created if there is enough space; None: there is none."""
+    """Return the path of a remote file's local copy, made if the disk has space; None if there is
+    no copy.
+    """
     filesystem, inside = open_storage(path)
     try:
         info = filesystem.get_file_info(inside)
@@ -82,7 +84,7 @@ def _copy_of(path: str) -> Path | None:
 
 @lru_cache
 def _without_unused(folder: Path) -> None:
-    """Remove copies that nobody reads any more; once for each process."""
+    """Remove copies that have not been used for long, once for each process."""
     remove_unused(folder, UNUSED_SECONDS, keep=folder)
 
 

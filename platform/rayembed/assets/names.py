@@ -1,4 +1,4 @@
-"""Safe path parts from external names (of registries, manifests, indexes, listings)."""
+"""Make safe path parts from external names, as of registries, manifests, indexes and listings."""
 
 import hashlib
 import re
@@ -11,7 +11,7 @@ _OTHER = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 def folder_name(text: str) -> str:
-    """File or folder name for any text; other texts have other names.
+    """Convert any text to a safe file or folder name; different texts get different names.
 
     A plain text is its own name: letters, digits, `.`, `_` and `-`, at most 100 of them. Any other
     is what is plain in it and a hash of the whole.
@@ -23,7 +23,8 @@ def folder_name(text: str) -> str:
 
 
 def check_inside(name: object, source: str) -> str:
-    """Check and return a relative path that stays in the folder that it is joined to.
+    """Check and return a relative path; raise if it would leave the folder that it is
+    joined to.
 
     Args:
         source: what gave the name, for the message.
@@ -47,7 +48,7 @@ def check_inside(name: object, source: str) -> str:
 
 
 def below(folder: Path, name: object, source: str) -> Path:
-    """Path of a relative name in a folder; see `check_inside`.
+    """Join a relative name to a folder, after `check_inside`.
 
     Raises:
         ArtifactError: as `check_inside`.

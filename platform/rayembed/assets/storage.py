@@ -48,7 +48,8 @@ def is_remote(path: str) -> bool:
 
 
 def open_storage(path: str | Path) -> tuple[pyarrow.fs.FileSystem, str]:
-    """Filesystem that holds `path`, and the path within it (absolute for local paths).
+    """Return the filesystem that holds `path`, and the path within it (absolute for local
+    paths).
 
     Raises:
         PlacementError: an unknown scheme, or a URI that pyarrow cannot read.
@@ -64,7 +65,7 @@ def open_storage(path: str | Path) -> tuple[pyarrow.fs.FileSystem, str]:
 
 
 def open_storage_for_ray(path: str | Path) -> tuple[pyarrow.fs.FileSystem, str]:
-    """Filesystem and path for Ray, which pickles the filesystem for its workers; see
+    """Return a filesystem that Ray can pickle for its workers, and the path within it; see
     `open_storage`.
 
     A client forgets in its pickle how often it tries, and would then wait as long as ours does for
@@ -82,20 +83,21 @@ def open_storage_for_ray(path: str | Path) -> tuple[pyarrow.fs.FileSystem, str]:
 
 
 def _check_endpoints() -> None:
-    """Check the addresses that the storage's client takes from the environment."""
+    """Check the storage addresses in environment variables that the storage's client reads."""
     for name in _ENDPOINTS & os.environ.keys():
         check_address(os.environ[name], f"the environment variable {name}")
 
 
 def join(path: str | Path, *parts: str) -> str:
-    """`path` with `parts` appended by '/'; an address keeps its scheme and its options."""
+    """Append `parts` to `path`, separated by '/'; an address keeps its scheme and its options."""
     base, options = _without_options(path)
     cleaned = [part.strip("/") for part in parts if part.strip("/")]
     return posixpath.join(base.rstrip("/") or "/", *cleaned) + options
 
 
 def below(root: str, path: str) -> str:
-    """Join a relative `path` of a setting to `root`, unless `root` is None.
+    """Join a relative `path` to `root`; without a root, or for other paths, return `path`
+    unchanged.
 
     Addresses, absolute paths and those of a home folder, `~/…`, are what they are.
     """
@@ -104,7 +106,7 @@ def below(root: str, path: str) -> str:
 
 
 def file_name(path: str | Path) -> str:
-    """Last name of `path`, for files and folders, without the options of an address."""
+    """Last part of a file's or folder's path, without the options of an address."""
     return posixpath.basename(_without_options(path)[0].rstrip("/"))
 
 
@@ -113,8 +115,8 @@ def _without_options(path: str | Path) -> tuple[str, str]:
 
 
 def with_ending(path: str | Path, ending: str) -> str:
-    """`path` with its ending, from the last dot of the name on (`.parquet`), replaced by another
-    (`.index.npz`); an address keeps its options.
+    """Replace the ending of `path`, from the last dot of its name, by another; an address keeps its
+    options.
     """
     base, options = _without_options(path)
     return posixpath.splitext(base)[0] + ending + options
@@ -134,7 +136,7 @@ def exists(path: str | Path) -> bool:
 
 
 def read_bytes(path: str | Path, remedy: str = "") -> bytes:
-    """Whole content of a file.
+    """Read the whole content of a file.
 
     Args:
         remedy: what to do where the file is missing, a whole sentence.
@@ -158,7 +160,9 @@ def read_bytes(path: str | Path, remedy: str = "") -> bytes:
 
 
 def unreadable(error: Exception) -> type[ArtifactError]:
-    """Error for a failed read: the file is missing, or the storage failed."""
+    """Error class for a failed read: ArtifactError if the file is missing, StorageError if the
+    storage failed.
+    """
     there = isinstance(error, OSError) and not isinstance(
         error, FileNotFoundError | NotADirectoryError | IsADirectoryError
     )
@@ -206,7 +210,7 @@ def _write(path: str | Path, content: BinaryIO) -> None:
 def _upload(
     filesystem: pyarrow.fs.FileSystem, inside: str, content: BinaryIO | pyarrow.NativeFile
 ) -> None:
-    """Write the content to `inside`; on failure an existing file is unchanged."""
+    """Write the content to the path `inside`; if that fails, an existing file stays unchanged."""
     opened: list[pyarrow.NativeFile] = []
     try:
         # In one call: an interrupt between opening and naming the stream would destroy it.
@@ -224,7 +228,7 @@ def _upload(
 
 
 def refused(path: str | Path, error: OSError) -> StorageError:
-    """Error for a failed write."""
+    """Build the error for a failed write: storage full, or refused for another reason."""
     if is_full(error):
         return full(path, error, kept=". Nothing of the file stays behind")
     return StorageError(
@@ -253,7 +257,7 @@ def upload_folder(folder: Path, path: str | Path) -> None:
 
 
 def download_folder(path: str, folder: Path) -> None:
-    """Copy all files below `path` into an existing folder below `TMPDIR`.
+    """Download all files below `path` into an existing folder below `TMPDIR`.
 
     Raises:
         ArtifactError: there is nothing at `path`.
@@ -289,7 +293,8 @@ def list_files(path: str | Path, *, recursive: bool) -> list[str]:
 
 
 def file_sizes(path: str | Path, *, recursive: bool) -> dict[str, int]:
-    """Path below a folder → size in bytes, for all its files; empty if it does not exist.
+    """Map the relative path of each file below a folder to its size in bytes; empty for a missing
+    folder.
 
     Raises:
         StorageError: the storage cannot be read.
@@ -299,8 +304,8 @@ def file_sizes(path: str | Path, *, recursive: bool) -> dict[str, int]:
 
 
 def file_times(path: str | Path) -> dict[str, int]:
-    """Name → time of the last write in ns, by the storage's clock, for the files in a folder; empty
-    if it does not exist.
+    """Map each file in a folder to its last write in ns of the storage's clock; empty for a missing
+    folder.
 
     Raises:
         StorageError: the storage cannot be read.
@@ -325,7 +330,8 @@ def _files(path: str | Path, *, recursive: bool) -> dict[str, pyarrow.fs.FileInf
 
 
 def move_file(source: str, target: str) -> None:
-    """Move a file within a storage; readers see none or all of it at the new path.
+    """Move a file within a storage; readers see either no file or the whole file at the new
+    path.
 
     Locally it is renamed. Object storage knows no renaming and copies on its own side only what is
     small, so it is read and written in pieces, and removed when the copy is complete.

@@ -36,7 +36,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Entry:
-    """A folder of a store; its name tells what it is made of."""
+    """A folder of a store, named by a fingerprint of what its content depends on."""
 
     folder: str
 
@@ -46,7 +46,9 @@ class Entry:
         return join(self.folder, "working")
 
     def existing(self) -> dict[str, Any] | None:
-        """The manifest if the folder is finished, else None; removes leftover scratch files."""
+        """Return the manifest of a finished folder and remove leftover scratch files; None if the
+        folder is unfinished.
+        """
         if not exists(join(self.folder, MANIFEST)):
             return None
         log.info("nothing to do, %s is there", self.folder)
@@ -56,7 +58,8 @@ class Entry:
     def get_or_make(
         self, make: Callable[[], Mapping[str, Any]], *, alone: bool = False
     ) -> tuple[Mapping[str, Any], bool]:
-        """The manifest of the finished folder, and whether another job made it.
+        """Return the manifest of the finished folder, made if needed, and whether it existed or
+        another job made it.
 
         Args:
             make: makes the folder and gives what `finish` gave. An error is ignored if another job
@@ -79,8 +82,8 @@ class Entry:
             return found, True
 
     def finish(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Write the manifest, unless another job has written it meanwhile; returns the manifest in
-        the folder.
+        """Write and return the manifest; if another job has written one meanwhile, return
+        that one.
 
         Raises:
             StorageError: the storage refuses it.
@@ -92,7 +95,7 @@ class Entry:
         return manifest
 
     def sizes(self, names: Sequence[str], below: str = "") -> dict[str, int]:
-        """Size in bytes of each file made.
+        """Return the size in bytes of each named file; raise if some are missing.
 
         Args:
             names: of the files.
@@ -115,7 +118,7 @@ class Entry:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """A lock beside a folder on a disk."""
+        """Hold a lock file next to a folder on disk."""
         lock = Path(f"{open_storage(self.folder)[1].rstrip('/')}.lock")
         lock.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(lock):

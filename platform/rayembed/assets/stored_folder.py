@@ -1,4 +1,4 @@
-"""A local folder of small files mirrored in storage.
+"""Keep a local folder of small files in step with a folder in storage.
 
 Appending, locking and atomic replacing work on local disk, but a run that goes on at another
 machine finds only what is in storage.
@@ -24,7 +24,7 @@ _APPEND_ONLY = ".jsonl"
 
 
 class StoredFolder:
-    """Files at `place`, used in the folder `local`; hidden ones are not copied.
+    """Working copy `local` of the files at `place` in storage; hidden files are not copied.
 
     For a place on disk `local` is that folder and nothing is ever copied.
     """
@@ -35,7 +35,8 @@ class StoredFolder:
         self._kept: dict[str, str] = {}
 
     def fetch(self) -> None:
-        """Bring the local folder up to date with storage, keeping changes of a failed `keep`.
+        """Update the local folder from storage, but keep local changes that an earlier `keep`
+        failed to copy.
 
         A file that changed here alone since the last `keep` stays and goes to storage with the
         next one; of append-only files (`.jsonl`) the longer one stays when it goes on from the
@@ -103,7 +104,7 @@ class StoredFolder:
         return [n.as_posix() for n in names if not any(part.startswith(".") for part in n.parts)]
 
     def _read_kept(self) -> dict[str, str] | None:
-        """Recorded checksums; None without a record."""
+        """Read the recorded checksums of the last copy to storage; None if none were recorded."""
         path = self.local / KEPT_FILE
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
@@ -127,7 +128,8 @@ class StoredFolder:
 def _which(
     name: str, here: bytes, stored: Mapping[str, bytes], kept: Mapping[str, str] | None
 ) -> Literal["here", "stored", "neither"]:
-    """Decide which side of a locally changed file continues the other's content.
+    """Decide whether the local or the stored version of a changed file continues the other, or
+    neither does.
 
     Args:
         kept: digests of what storage had when it was last read or written here.

@@ -1,3 +1,3 @@
-"""Settings of a run: identity (what it is) and placement (where it runs). Imports neither torch nor
-Ray.
+"""Settings of a run: identity (everything that determines the weights) and placement (where and how
+it runs). Imports neither torch nor Ray.
 """

@@ -12,7 +12,7 @@ from rayembed.config.types import Role
 
 
 class Adapters(NamedTuple):
-    """LoRA adapters of one pretrained part."""
+    """LoRA settings of one pretrained part of a model, and their path for messages."""
 
     config: LoraConfig
     setting: str
@@ -20,7 +20,8 @@ class Adapters(NamedTuple):
 
 
 class ArchitectureConfig(Settings):
-    """Settings of a model; each architecture has a class of its own, told apart by `kind`.
+    """Base class of model settings; each architecture has its own class, selected by
+    `kind`.
 
     Everything that changes vectors is a setting. The properties say what others ask about a model
     without building it; they need neither torch nor files.
@@ -50,7 +51,7 @@ class ArchitectureConfig(Settings):
 
     @property
     def parts(self) -> dict[str, str]:
-        """Asset references of the pretrained parts by setting, the backbone first.
+        """Map settings to the asset references of the pretrained parts, the backbone first.
 
         Every setting that names one has a `path`.
         """
@@ -58,7 +59,7 @@ class ArchitectureConfig(Settings):
 
     @property
     def adapters(self) -> dict[str, Adapters]:
-        """LoRA adapters of the pretrained parts that have adapters; others are trained whole."""
+        """LoRA settings by pretrained part; parts that are missing here are trained in full."""
         lora: LoraConfig | None = getattr(self, "lora", None)
         return {} if lora is None else {"backbone": Adapters(lora, "model.lora")}
 
@@ -72,12 +73,14 @@ class ArchitectureConfig(Settings):
         return self.model_copy(update={"lora": None}) if self.adapters else self
 
     def as_saved(self) -> Self:
-        """Settings of the trained model: without adapters, and without what only training needs."""
+        """Copy the settings for the saved model: adapters merged, options that only training needs
+        removed.
+        """
         return self.without_adapters().model_copy(update={"keep_zeros": False})
 
     @property
     def template(self) -> str | None:
-        """Template with `{instruction}` that is put before a text; None: the instruction follows
+        """Template with `{instruction}` for the text before an input; None: the instruction follows
         the role's prefix as plain text.
         """
         template: str | None = getattr(self, "instruction_template", None)
@@ -85,7 +88,8 @@ class ArchitectureConfig(Settings):
 
     @property
     def prefixes(self) -> Mapping[Role, str]:
-        """Text before each text of a role that has no instruction; empty: takes instructions only.
+        """Map each role to the prefix of texts without an instruction; empty for models that only
+        take instructions.
 
         With a `template` an instruction replaces it.
         """
@@ -94,17 +98,21 @@ class ArchitectureConfig(Settings):
         return {"query": self.query_prefix, "document": getattr(self, "document_prefix", "")}
 
     def prompt(self, instruction: str, role: Role = "query") -> str:
-        """Literal prompt before a text of this role; an empty instruction is none."""
+        """Literal prompt before a text of this role; an empty instruction counts as none."""
         return literal_prompt(instruction, self.prefixes.get(role, ""), self.template)
 
     @property
     def example_tokens(self) -> int:
-        """Maximum tokens of in-context examples before a query; 0: it is trained without any."""
+        """Maximum tokens of in-context examples before a query; 0 for models trained without
+        examples.
+        """
         return 0
 
     @property
     def context_places(self) -> int:
-        """Maximum number of corpus documents that form a text's context; 0: it reads none."""
+        """Maximum number of corpus documents that form the context of a text; 0 for models without
+        context.
+        """
         return 0
 
     @property
@@ -121,12 +129,16 @@ class ArchitectureConfig(Settings):
 
     @property
     def offered_dimensions(self) -> tuple[int, ...] | None:
-        """Widths besides the full one to which vectors can be cut; None: the loss's widths."""
+        """Widths below the full one to which vectors can be cut; None: the widths that the loss
+        learns.
+        """
         return None
 
     @property
     def head_settings(self) -> dict[str, object]:
-        """Settings that determine the weights outside the pretrained parts; equal ones fit."""
+        """Settings that fix the shapes of weights outside the pretrained parts; models with equal
+        ones can load each other's weights.
+        """
         return {"kind": self.kind}
 
     @property

@@ -20,7 +20,7 @@ capability 8.0 on); elsewhere float32."""
 
 
 class BackboneConfig(Settings):
-    """The pretrained transformer that a model starts from."""
+    """Settings of the pretrained transformer that a model starts from."""
 
     path: ModelReference
     """An asset reference: a local folder, `hf://org/name@revision`, `s3://…`, `gs://…`, or
@@ -42,7 +42,7 @@ class BackboneConfig(Settings):
 
 
 class LoraConfig(Settings):
-    """Low-rank adapters on the backbone; pooling layers are fully trained."""
+    """Settings of low-rank adapters on the backbone; pooling layers are trained in full."""
 
     rank: PositiveInt = 16
     """Rank of the adapters (NV-Embed, Table 11)."""
@@ -66,31 +66,32 @@ class LoraConfig(Settings):
 
 
 class MeanPooling(Settings):
-    """Mean of the hidden states of all tokens that are neither padding nor instruction."""
+    """Pooling by the mean of the hidden states of all tokens except padding and the instruction."""
 
     kind: Literal["mean"] = "mean"
 
 
 class ClsPooling(Settings):
-    """Hidden state of the first token."""
+    """Pooling by the hidden state of the first token."""
 
     kind: Literal["cls"] = "cls"
 
 
 class EosPooling(Settings):
-    """Hidden state of the last token that is not padding."""
+    """Pooling by the hidden state of the last token that is not padding."""
 
     kind: Literal["eos"] = "eos"
 
 
 class MaxPooling(Settings):
-    """Largest value of each dimension over all tokens that are not padding."""
+    """Pooling by the largest value of each dimension over all tokens except padding."""
 
     kind: Literal["max"] = "max"
 
 
 class WeightedMeanPooling(Settings):
-    """Mean of the tokens' hidden states, the first weighing 1, the second 2, and so on.
+    """Pooling by a weighted mean of the hidden states: the first token weighs 1, the second 2, and
+    so on.
 
     For decoders that keep their causal mask (SGPT, arXiv 2202.08904, section 3.1.2).
     """
@@ -99,7 +100,7 @@ class WeightedMeanPooling(Settings):
 
 
 class LatentAttentionPooling(Settings):
-    """Cross-attention of the tokens to a trained array of latents, an MLP, then the mean."""
+    """Pooling by cross-attention of the tokens to a trained latent array, an MLP, then the mean."""
 
     kind: Literal["latent_attention"] = "latent_attention"
     num_latents: PositiveInt = 512
@@ -117,7 +118,9 @@ class LatentAttentionPooling(Settings):
 
 
 class SelfAttentionPooling(Settings):
-    """One self-attention block over the tokens, then the mean (NV-Embed, section 5.2.2)."""
+    """Pooling by one self-attention block over the tokens, then the mean (NV-Embed, section
+    5.2.2).
+    """
 
     kind: Literal["self_attention"] = "self_attention"
     num_heads: PositiveInt = 8
@@ -134,7 +137,9 @@ PlainPooling = Annotated[
 
 
 class ProjectionConfig(Settings):
-    """A linear layer on the pooled vector, which changes its width (`Dense` elsewhere)."""
+    """Settings of a linear layer after pooling that changes the vector's width (`Dense` in
+    sentence-transformers).
+    """
 
     width: PositiveInt
     """Width of the output vector."""

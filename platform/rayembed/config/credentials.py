@@ -1,5 +1,5 @@
-"""Rejection of passwords in addresses: settings are written into MLflow, the run's folder and its
-card.
+"""Refuse passwords in addresses, because settings are published in MLflow, the run's folder and the
+model card.
 
 One check for every address: of settings (`Reference`), of commands (`pipeline.job`), of Python
 calls, and of what opens an address (storage, assets, MLflow, the hub's mirror).
@@ -65,7 +65,7 @@ def check_address(address: object, where: str) -> None:
 
 
 def refuse_credentials_within(text: str) -> str:
-    """Return a text of `--set` unchanged; raise if an address in its lists and groups holds a
+    """Return the text of a `--set` value unchanged; raise if an address anywhere in it holds a
     password, secret key or token.
 
     Raises:
@@ -77,8 +77,8 @@ def refuse_credentials_within(text: str) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """The text as a message may repeat it: `…` where an address in it may hold a password, key or
-    token.
+    """Return a text for use in a message: `…` in its place if an address in it may hold a password,
+    key or token.
     """
     return "…" if holds_credentials(text) else text
 
@@ -89,7 +89,9 @@ def holds_credentials(value: object) -> bool:
 
 
 def _secrets(text: str) -> Iterator[str]:
-    """Descriptions of the secrets in all addresses of a text, also in quoted ones."""
+    """Yield a description of each secret in the addresses of a text, percent-encoded ones
+    included.
+    """
     for form in _unquoted(text):
         for address in _SCHEME.finditer(form):
             scheme, rest = (address[1] or "").lower(), form[address.end() :]
@@ -103,7 +105,9 @@ def _secrets(text: str) -> Iterator[str]:
 
 
 def _unquoted(text: str) -> Iterator[str]:
-    """The text, and what it is each time that it is unquoted, until nothing changes."""
+    """Yield the text, then each further result of percent-decoding it, until it no longer
+    changes.
+    """
     yield text
     while (further := unquote(text)) != text:
         text = further

@@ -1,4 +1,4 @@
-"""Data of a run: its data sets and their processing."""
+"""Settings for the data of a run: its data sets and their processing."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,7 +21,7 @@ TaskKind = Literal["retrieval", "classification", "clustering", "sts"]
 
 
 class DatasetConfig(Settings):
-    """One data set of a run: converted, cleaned, and what its steps make of it.
+    """Settings of one data set: its source, cleaning, sampling, and steps such as mining.
 
     Steps that other packages add (`STEPS`) are settings beside `mining`; see the end of the module.
     """
@@ -62,19 +62,21 @@ class DatasetConfig(Settings):
 
     @property
     def draws_by_seed(self) -> bool:
-        """Whether the records depend on the run's seed."""
+        """Whether the run's seed changes the records, as when they are sampled."""
         sampled = self.num_samples is not None or self.sample_share is not None
         return sampled or self.source.draws_by_seed
 
     @property
     def has_negatives(self) -> bool:
-        """Whether the records can have hard negatives: mined, given, or from other classes."""
+        """Whether the records can have hard negatives: mined, given in the rows, or from other
+        classes.
+        """
         return self.mining is not None or self.source.brings_negatives
 
     @property
     def most_negatives(self) -> tuple[str, int] | None:
-        """Setting that limits a record's hard negatives, and its value; None: rows bring them, or
-        there are none.
+        """Setting that limits the hard negatives of a record, with its value; None if no setting
+        does.
         """
         if self.mining is not None:
             return "mining.num_negatives", self.mining.num_negatives
@@ -148,7 +150,7 @@ def _can_hold_out(kind: type[Settings]) -> bool:
 
 
 class DataConfig(Settings):
-    """All data of a run."""
+    """Settings for all data of a run."""
 
     root: Reference = ""
     """Base of relative source paths: a folder, `s3://…` or `gs://…`. Not part of the run's
@@ -157,8 +159,8 @@ class DataConfig(Settings):
 
 
 def data_identity(values: dict[str, Any]) -> dict[str, Any]:
-    """Dumped `DataConfig` without settings that do not affect the data; the root, and where and how
-    fast a language model is asked.
+    """Dumped `DataConfig` without settings that do not change the data: the root folder, and
+    endpoints and rates of language models.
     """
     kept = {name: value for name, value in values.items() if name != "root"}
     datasets = [
@@ -169,7 +171,9 @@ def data_identity(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_address(value: Any) -> Any:
-    """Replace the endpoint of a language model, `llm`, by its model name in settings."""
+    """Reduce each group `llm` in nested settings to the language model's name and revision, without
+    its endpoint.
+    """
     if not isinstance(value, dict):
         return value
     return {

@@ -1,4 +1,4 @@
-"""A data run: data sets to prepare without a model to train; the settings of data jobs."""
+"""Settings of data jobs, which prepare data sets without training a model."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ from rayembed.config.types import FileName, Seed, StoragePath
 
 
 class DataPlacement(Settings):
-    """Result storage of a data job."""
+    """Settings for where a data job stores its results."""
 
     storage_path: StoragePath = Field(default="outputs", min_length=1)
     """Folder or object-storage prefix; with a training run's `placement.storage_path`, each reuses
@@ -23,7 +23,7 @@ class DataPlacement(Settings):
 
 
 class TeacherPlacement(UnitLimit, RuntimeSettings, DataPlacement):
-    """Result storage of a data job, and hardware of its teachers."""
+    """Settings for where a data job stores its results and which hardware runs its teachers."""
 
     use_gpu: bool = True
     """Whether teachers, filters and searches run on GPUs where there are any; False: on CPUs."""
@@ -34,7 +34,7 @@ class TeacherPlacement(UnitLimit, RuntimeSettings, DataPlacement):
     """Maximum seconds to wait for the first of the `gpus`."""
 
     def asks_ray(self) -> dict[str, bool]:
-        """Setting → whether its value needs Ray."""
+        """Map each such setting to whether its value needs Ray."""
         return {"gpus": self.gpus > 0}
 
     @model_validator(mode="after")
@@ -57,7 +57,7 @@ class TeacherPlacement(UnitLimit, RuntimeSettings, DataPlacement):
 
 
 class DataRun(Document):
-    """Settings of a data job: the data part of a training run, or data sets alone."""
+    """Settings of a data job: data sets to prepare, taken from a training run or given alone."""
 
     name: FileName
     """Name of the job in its report only; results are named by their inputs."""
@@ -67,7 +67,7 @@ class DataRun(Document):
     placement: TeacherPlacement = TeacherPlacement()
 
     def identity(self, write: Callable[[str], str] | None = None) -> dict[str, Any]:
-        """All settings except the name and locations."""
+        """Settings that are fingerprinted: all except the name and locations."""
         values = super().identity(write)
         values["data"] = data_identity(values["data"])
         return values
@@ -84,7 +84,8 @@ class DataRun(Document):
 
 
 def data_of(run: Run) -> DataRun:
-    """Data part of a training run: its stages' data sets, in the same storage.
+    """Extract the data part of a training run: the data sets of its stages, in the same
+    storage.
 
     Where nodes are waited for, its teachers may have as many GPUs as its workers will. Without GPUs
     for its workers they run on CPUs.

@@ -1,4 +1,6 @@
-"""Settings of data steps: steps that make new records, removals while cleaning."""
+"""Base classes for settings of data steps, which make new records, and of cleaners, which remove
+rows.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -9,7 +11,8 @@ from rayembed.config.table import SettingsTable
 
 
 class DataStep(Settings):
-    """Settings of a step. A data set asks for it by a setting that is named as its kind.
+    """Base class for the settings of a step that makes new records, such as mining. A data set asks
+    for it by a setting that is named as its kind.
 
     Base class of the members of `STEPS`. Every step takes a row for a query and its positives.
     """
@@ -32,21 +35,23 @@ class DataStep(Settings):
 
     @property
     def of_negatives(self) -> str:
-        """What the step does with hard negatives that rows already have; empty: nothing."""
+        """Describe what the step does with hard negatives that rows already have; empty for
+        nothing.
+        """
         return ""
 
     @property
     def models(self) -> Mapping[str, str]:
-        """Setting → asset reference of the models that it loads."""
+        """Map settings to the asset references of the models that the step loads."""
         return {}
 
     @property
     def draws_by_seed(self) -> bool:
-        """Whether the records depend on the run's seed."""
+        """Whether the run's seed changes the records that the step makes."""
         return True
 
     def treatment(self, write: Callable[[str], str]) -> str:
-        """Description of the finished step for the model card.
+        """Describe the finished step for the model card.
 
         Args:
             write: gives the text of a reference.
@@ -74,7 +79,8 @@ class DataStep(Settings):
         """
 
     def check_endpoint(self, setting: str, storage: str) -> None:
-        """Check that a language model's endpoint can be reached, as far as this machine can see.
+        """Check that this machine can reach the endpoint of a language model that the step
+        uses.
 
         Args:
             setting: where the step stands in the settings, for messages.
@@ -85,7 +91,8 @@ class DataStep(Settings):
         """
 
     def make(self, context: Any, dataset: Any, parent: Any, held_out: Any) -> Any:
-        """Make or reuse the folder of the step's records, a `DatasetArtifact`.
+        """Make the step's records in their folder, or reuse existing ones; return a
+        `DatasetArtifact`.
 
         Args:
             context: storage, seed and how tasks are executed, a `PipelineContext`.
@@ -118,12 +125,15 @@ def data_steps() -> tuple[type[DataStep], ...]:
 
 
 def step_folders() -> tuple[str, ...]:
-    """Folders of a data set below the storage's `data`, starting with its converted records."""
+    """Folder names of a data set's steps in the storage's `data`, in execution order from `records`
+    on.
+    """
     return ("records", *(step.folder for step in data_steps()))
 
 
 class Cleaner(Settings):
-    """Settings of a removal of rows. `cleaning` asks for it by a setting that is named as its kind.
+    """Base class for the settings of a cleaning method that removes rows. `cleaning` asks for it by
+    a setting that is named as its kind.
 
     Base class of the members of `CLEANERS`. Removals look at what exact duplicates leave, and are
     done before texts of benchmarks are looked for and samples are drawn.
@@ -145,7 +155,8 @@ class Cleaner(Settings):
         """
 
     def find(self, writer: Any, parts: Sequence[Any], keep: Any, id_hash: Any, execute: Any) -> Any:
-        """Find and list the rows to remove, a `RemovedRows` of `data.cleaning.rows`.
+        """Select the rows to remove and write their list; return a `RemovedRows` of
+        `data.cleaning.rows`.
 
         Args:
             writer: of the records, an `ArtifactWriter`, whose folder keeps the listing.

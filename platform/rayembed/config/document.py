@@ -1,4 +1,4 @@
-"""Settings that form a separate file: written as YAML, read back, fingerprinted."""
+"""Base classes for settings that form a whole file: written as YAML, read back, fingerprinted."""
 
 import hashlib
 import json
@@ -28,10 +28,12 @@ AnyDocument = TypeVar("AnyDocument", bound="Document")
 
 
 class Document(Settings):
-    """Complete settings of a job: `--dry-run` prints them, `--recipe file.yaml` reads them."""
+    """Base class for the complete settings of a job, as `--dry-run` prints and `--recipe file.yaml`
+    reads.
+    """
 
     def identity(self, write: Callable[[str], str] | None = None) -> dict[str, Any]:
-        """Fingerprinted settings as plain values: everything that the results depend on.
+        """Fingerprinted settings as plain values: all settings that the results depend on.
 
         Args:
             write: gives the text of each `Reference`; None: as it is. See `published_reference`.
@@ -48,7 +50,7 @@ class Document(Settings):
         return write_yaml(self.model_dump(mode="json"))
 
     def published(self) -> str:
-        """All settings as YAML for readers on other machines; see `published_reference`."""
+        """Dump all settings as YAML for readers on other machines; see `published_reference`."""
         storage = getattr(getattr(self, "placement", None), "storage_path", "")
         return write_yaml(published_values(self, storage))
 
@@ -63,7 +65,8 @@ class Document(Settings):
 
 
 class NamedRun(Document):
-    """A run that trains weights under a name, in a folder of its own, and is tracked in MLflow.
+    """Base class for the settings of a run that trains weights in a folder of its own, tracked in
+    MLflow.
 
     Each kind has the fields below in an order of its own.
     """
@@ -77,22 +80,23 @@ class NamedRun(Document):
     @property
     @abstractmethod
     def total_steps(self) -> int:
-        """Number of steps."""
+        """Number of training steps of the whole run."""
 
     @property
     @abstractmethod
     def stage_names(self) -> tuple[str, ...]:
-        """Names of the stages, also of their folders."""
+        """Names of the stages, which also name their folders."""
 
     @property
     def published_identity(self) -> dict[str, Any]:
-        """Identity for readers on other machines; see `published_reference`."""
+        """Identity settings for readers on other machines; see `published_reference`."""
         return self.identity(published_reference(self.placement.storage_path))
 
 
 def published_values(settings: Settings, storage: str) -> dict[str, Any]:
-    """Settings as plain values, each `Reference` as `published_reference` gives it. Other texts,
-    such as prefixes, lose only what is certainly a path of this machine: storage and home folder.
+    """Settings as plain values with each `Reference` converted by `published_reference`, without
+    paths of this machine. Other texts, such as prefixes, lose only what is certainly a path of this
+    machine: storage and home folder.
     """
     sent = settings.model_dump(mode="json", context=published_reference(storage))
     published: dict[str, Any] = _each_text(sent, lambda text: _sentence(text, _root(storage)))
@@ -100,13 +104,13 @@ def published_values(settings: Settings, storage: str) -> dict[str, Any]:
 
 
 def published_reference(storage: str) -> Callable[[str], str]:
-    """Function that converts a `Reference` to its published form; see `without_places`."""
+    """Return a function that converts a `Reference` to its published form; see `without_places`."""
     return lambda reference: str(without_places(reference, storage))
 
 
 def without_places(values: Any, storage: str = "") -> Any:
-    """Plain values whose local paths are relative to the storage or cut to their last part, for
-    records that leave the machine.
+    """Make local paths in plain values relative to the storage or keep only their last part, for
+    publication.
 
     Paths are known by their form here; settings know theirs, see `published_values`.
 
@@ -134,7 +138,9 @@ def _without_place(text: str, root: str) -> str:
 
 
 def _sentence(text: str, root: str) -> str:
-    """Remove absolute paths of this machine from the text."""
+    """Shorten this machine's absolute paths in a text: without the storage's path, with `~` for the
+    home folder.
+    """
     for place, sent in ((root, ""), (_expanded("~"), "~/")):
         if len(place) > 1:
             text = text.replace(f"{place}/", sent)
@@ -142,7 +148,7 @@ def _sentence(text: str, root: str) -> str:
 
 
 def _root(storage: str) -> str:
-    """Absolute path of the storage; empty: it has none on this machine."""
+    """Absolute path of the storage; empty if it is not on this machine."""
     return "" if not storage or "://" in storage else os.path.abspath(_expanded(storage))  # noqa: PTH100
 
 
@@ -151,7 +157,8 @@ def _expanded(path: str) -> str:
 
 
 def fingerprint(values: Any) -> str:
-    """Twelve hexadecimal digits of the SHA-256 of canonical JSON.
+    """Hash plain values: the first twelve hexadecimal digits of the SHA-256 of their canonical
+    JSON.
 
     Raises:
         TypeError: a value has no stable form in JSON.
@@ -161,7 +168,7 @@ def fingerprint(values: Any) -> str:
 
 
 def read_mapping(path: str | Path) -> dict[str, Any]:
-    """Unvalidated settings in a YAML file.
+    """Read settings from a YAML file without validating them.
 
     Raises:
         ConfigError: no such file, or not a mapping in YAML.
@@ -178,12 +185,12 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
 
 
 class _TextLoader(yaml.SafeLoader):
-    """Loader of mappings, lists, null and text; duplicate names are errors."""
+    """YAML loader that reads all scalars as text or null; duplicate keys are errors."""
 
     yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 - the base class declares it so
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Construct the mapping of a node, whose keys must be unique texts."""
+        """Construct a YAML mapping; raise if a key is not text or occurs twice."""
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -204,7 +211,8 @@ _TextLoader.add_implicit_resolver(
 
 
 class _Dumper(yaml.SafeDumper):
-    """Dumper that quotes and escapes texts with line breaks and other unprintable characters.
+    """YAML dumper that quotes and escapes texts with line breaks and other unprintable
+    characters.
 
     Each value stands on one line, and PyYAML does not fold breaks such as U+0085 into spaces.
     """
@@ -219,7 +227,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def read_yaml(text: str) -> Any:
-    """Mappings, lists, texts and None of a YAML document.
+    """Parse YAML into mappings, lists, texts and None.
 
     Raises:
         yaml.YAMLError: not YAML, or a name given twice.
@@ -228,5 +236,5 @@ def read_yaml(text: str) -> Any:
 
 
 def write_yaml(values: Any) -> str:
-    """Write plain values as YAML in their order, one value a line."""
+    """Write plain values as YAML in their order, one value on each line."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000)

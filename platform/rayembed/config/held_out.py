@@ -1,4 +1,6 @@
-"""Held-out parts: which rows of a data set are kept from training and scored afterwards."""
+"""Settings that choose which rows of a data set are held out from training and scored
+afterwards.
+"""
 
 from typing import Annotated, Literal
 
@@ -24,7 +26,9 @@ class _HeldOut(Settings):
 
 
 class HeldOutFraction(_HeldOut):
-    """A share of the distinct documents, with all rows that have one of them as positive."""
+    """Hold out a share of the distinct documents, with all rows that have one of them as
+    positive.
+    """
 
     kind: Literal["fraction"] = "fraction"
     share: _Part = 0.1
@@ -42,17 +46,19 @@ class HeldOutFraction(_HeldOut):
 
     @property
     def num_ranked(self) -> int:
-        """Number of documents that are ranked; of so many, the share is `max_queries`."""
+        """Number of documents that are ordered by hash to choose the held-out ones, so that `share`
+        of them is `max_queries`.
+        """
         return int(self.max_queries / self.share) + 1
 
     @property
     def summary(self) -> str:
-        """Short description of the choice."""
+        """Short description of the held-out rows."""
         return f"{self.share:.0%} of documents, at most {self.max_queries:,}"
 
 
 class HeldOutGroups(_HeldOut):
-    """All rows of some groups: of customers, products, dates."""
+    """Hold out all rows of some groups, such as customers, products or dates."""
 
     kind: Literal["groups"] = "groups"
     column: _Column
@@ -73,13 +79,13 @@ class HeldOutGroups(_HeldOut):
 
     @property
     def summary(self) -> str:
-        """Short description of the choice."""
+        """Short description of the held-out rows."""
         chosen = f"{len(self.values):,}" if self.share is None else f"{self.share:.0%}"
         return f"{chosen} of the groups of {self.column}"
 
 
 class HeldOutIds(_HeldOut):
-    """Rows by their ids: a split that exists already."""
+    """Hold out rows by their ids, for a split that exists already."""
 
     kind: Literal["ids"] = "ids"
     column: _Column
@@ -100,7 +106,7 @@ class HeldOutIds(_HeldOut):
 
     @property
     def summary(self) -> str:
-        """Short description of the choice."""
+        """Short description of the held-out rows."""
         chosen = f"those in {self.file}" if self.file else f"{len(self.values):,}"
         return f"{chosen} by {self.column}"
 

@@ -1,4 +1,4 @@
-"""Changed settings that have no effect on a run.
+"""Detect settings that differ from their defaults but have no effect on a run.
 
 What contradicts itself is refused where it stands. These are told instead: recipes, placements and
 sweeps carry them from run to run, and what switches them off is often tried.

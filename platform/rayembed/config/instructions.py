@@ -1,4 +1,4 @@
-"""Literal prompts before texts: prefixes, instructions and their templates."""
+"""Build the literal prompts before texts from prefixes, instructions and templates."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,7 +6,7 @@ from rayembed.errors import ConfigError
 
 
 def literal_prompt(instruction: str, prefix: str, template: str | None) -> str:
-    """Literal prompt before a text, from its role's prefix and its instruction.
+    """Build the literal prompt before a text from its role's prefix and its instruction.
 
     Args:
         instruction: "" for none.
@@ -19,7 +19,7 @@ def literal_prompt(instruction: str, prefix: str, template: str | None) -> str:
 
 
 def plain_head(prefix: str, instruction: str) -> str:
-    """Literal prompt of a bi-encoder: the role's prefix, then the instruction.
+    """Build a bi-encoder's literal prompt: the role's prefix followed by the instruction.
 
     A space stands behind an instruction unless it ends in white space itself.
     """
@@ -29,7 +29,8 @@ def plain_head(prefix: str, instruction: str) -> str:
 def instruction_with_examples(
     template: str, instruction: str, examples: Sequence[tuple[str, str]]
 ) -> str:
-    """Instruction that makes the template expand to the examples followed by the instruction.
+    """Build an instruction whose expanded template contains in-context examples, followed by the
+    original instruction.
 
     So a model that takes instructions takes examples too, wherever it runs. Each example is its
     query behind the template, `Response: ` and its positive, with an empty line behind it, much as
@@ -48,12 +49,13 @@ def instruction_with_examples(
 
 
 def _spaced(text: str) -> str:
-    """Text with a trailing space, unless it is empty or ends in white space."""
+    """Append a space to the text, unless it is empty or ends in white space."""
     return text + " " if text and not text[-1].isspace() else text
 
 
 def instruction_in(head: str, template: str) -> str:
-    """Instruction with which the template gives this prompt; empty without one.
+    """Extract the instruction from a literal prompt that the template produced; empty if it does
+    not match.
 
     Args:
         head: literal text before a query.
@@ -66,7 +68,7 @@ def instruction_in(head: str, template: str) -> str:
 
 
 def check_template(template: str) -> str:
-    """Check and return the template; raise unless it has one place for an instruction and no other
+    """Check and return the template; raise unless it has exactly one `{instruction}` and no other
     braces.
 
     Raises:
@@ -81,7 +83,7 @@ def check_template(template: str) -> str:
 
 
 def check_prompt_names(names: Iterable[str]) -> None:
-    """Check that no name of a saved instruction is a role's name.
+    """Raise if a saved instruction has the name of a role, `query` or `document`.
 
     Raises:
         ConfigError: one is `query` or `document`.

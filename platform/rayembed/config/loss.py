@@ -1,4 +1,4 @@
-"""Losses as settings: what all of them have, and the table of those there are.
+"""Base class of loss settings, and the table of available losses.
 
 A loss is one file of `losses/`: its settings, the parameters that it trains if it has any, and a
 pure function of embeddings and targets. `docs/own_loss.md` adds one.
@@ -22,7 +22,9 @@ teachers."""
 
 @dataclass(frozen=True)
 class Widths:
-    """Widths of the vectors that a loss compares."""
+    """Vector widths of the trained model and its teachers, from which a loss makes its
+    parameters.
+    """
 
     student: int
     """Full width of the trained model."""
@@ -31,7 +33,7 @@ class Widths:
 
 
 class LossConfig(Settings):
-    """Settings of a loss of embeddings.
+    """Base class for the settings of a loss over embeddings.
 
     Losses derive from `losses.contract.Contrastive` or `losses.contract.Pairwise`.
     """
@@ -60,7 +62,9 @@ class LossConfig(Settings):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Data that rows must have in addition to their texts."""
+        """Names of data that the loss reads besides texts, such as teacher vectors; rows must have
+        it.
+        """
         return frozenset()
 
     @property
@@ -69,7 +73,7 @@ class LossConfig(Settings):
         return True
 
     def initial_parameters(self, widths: Widths) -> dict[str, Any]:
-        """Initial values of the `parameter_names` in their order, float32 tensors; the same in
+        """Initial float32 tensors of the loss's `parameter_names`, in their order; the same in
         every process.
 
         Args:

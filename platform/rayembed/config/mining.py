@@ -1,4 +1,4 @@
-"""Settings of mining, clustering and cleaning."""
+"""Settings of hard-negative mining, clustering and cleaning."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -14,7 +14,8 @@ from rayembed.config.types import ModelReference, Reference, Share
 
 
 class MiningSearch(Settings):
-    """Search method for the candidates of a query in the corpus.
+    """Base class of search methods that retrieve a query's candidate negatives from the
+    corpus.
 
     Base class of the members of `MINING_SEARCHES`. This class finds the exact ones. A member that
     overrides the functions searches an index of each shard of the corpus, which is made once.
@@ -39,7 +40,8 @@ class MiningSearch(Settings):
         """
 
     def index(self, vectors: Any, seed: int) -> bytes:
-        """Index of a shard, the same for the same vectors and seed whatever the machine's load.
+        """Build the index of a corpus shard as bytes; it depends only on the vectors and
+        the seed.
 
         Args:
             vectors: (n, D) float16 unit vectors, n at least 1.
@@ -47,12 +49,12 @@ class MiningSearch(Settings):
         raise TypeError(f"{type(self).__name__} has no index")
 
     def open(self, index: bytes) -> Any:
-        """Open the index from its bytes, for `find`."""
+        """Open an index from its bytes, for use by `find`."""
         raise TypeError(f"{type(self).__name__} has no index")
 
     def find(self, opened: Any, queries: Any, k: int) -> tuple[Any, Any]:
-        """Scores (Q, k) float32 and places in the shard (Q, k) int64, best first, ties by the lower
-        place; `-inf` and -1 where fewer are found.
+        """Return the best documents of each query: scores (Q, k) float32 and indices in the shard
+        (Q, k) int64; missing entries have `-inf` and -1.
 
         Args:
             queries: (Q, D) of any float type.
@@ -75,7 +77,8 @@ read before they are needed."""
 
 
 class MiningRule(Settings):
-    """Rule that refuses likely positives among candidates by a limit on their scores.
+    """Base class of rules that reject candidates whose scores suggest that they are
+    positives.
 
     Base class of the members of `MINING_RULES`.
     """
@@ -85,7 +88,8 @@ class MiningRule(Settings):
         """Name in the table; the negatives that a rule lets pass are marked with it."""
 
     def highest_scores(self, positive_scores: Any) -> Any:
-        """Highest score that a negative of each query may have; those above it are refused.
+        """Compute each query's highest allowed score of a negative; candidates above it are
+        rejected.
 
         Args:
             positive_scores: (Q,) float array, score of the lowest-scoring positive of each query by
@@ -118,7 +122,7 @@ EXACT_CLUSTERS = 20_000
 
 
 class Teacher(Settings):
-    """A teacher embedding model and the settings of its inputs. Equal settings share vectors on
+    """Settings of a teacher embedding model and of its inputs. Equal settings share vectors on
     disk.
     """
 
@@ -149,7 +153,7 @@ _EXACT: MiningSearch = load("rayembed.search.kinds:Exact")()
 
 
 class Corpus(Settings):
-    """Additional documents to mine from, besides the data set's positives."""
+    """Settings of documents to mine negatives from, in addition to the data set's positives."""
 
     path: Reference
     """Path as in a source: Parquet, JSONL or CSV files with one document in each row."""
@@ -158,7 +162,9 @@ class Corpus(Settings):
 
 
 class CrossEncoder(Settings):
-    """A reranker whose scores of the teacher's candidates the rule uses."""
+    """Settings of a reranker that rescores the teacher's candidates before the mining rule is
+    applied.
+    """
 
     model: ModelReference
     """Asset reference of a cross-encoder in sentence-transformers format."""
@@ -170,7 +176,7 @@ class CrossEncoder(Settings):
 
 
 class TeacherStep(Teacher, DataStep):
-    """A step that uses the vectors of one teacher."""
+    """Base class of data steps that use the vectors of one teacher."""
 
     least: ClassVar[tuple[str, ...]] = ("teacher=hf://owner/model",)
     done: ClassVar[str]
@@ -180,7 +186,7 @@ class TeacherStep(Teacher, DataStep):
 
     @property
     def models(self) -> Mapping[str, str]:
-        """The teacher."""
+        """Asset reference of the teacher, by its setting."""
         return {"teacher": self.teacher}
 
     def treatment(self, write: Callable[[str], str]) -> str:
@@ -188,12 +194,14 @@ class TeacherStep(Teacher, DataStep):
         return self.done
 
     def make(self, context: Any, dataset: Any, parent: Any, held_out: Any) -> Any:
-        """Make the records; held-out texts make no difference."""
+        """Make the records; the held-out texts are not needed."""
         return load(self.made_by)(context, dataset, parent)
 
 
 class MiningConfig(TeacherStep):
-    """Hard negatives from a teacher model, positive-aware by default (arXiv 2407.15831)."""
+    """Settings for mining hard negatives with a teacher model, positive-aware by default (arXiv
+    2407.15831).
+    """
 
     kind: ClassVar[str] = "mining"
     folder: ClassVar[str] = "mined"
@@ -230,17 +238,17 @@ class MiningConfig(TeacherStep):
 
     @property
     def draws_by_seed(self) -> bool:
-        """Whether the negatives depend on the run's seed, by sampling or by an index."""
+        """Whether the seed changes the mined negatives, by sampling or by an approximate index."""
         return self.sampling != "best" or self.search.approximate
 
     @property
     def summary(self) -> str:
-        """Number of negatives, rule and teacher."""
+        """Describe the number of negatives, the rule and the teacher."""
         return f"{self.num_negatives} by {self.rule.kind} with {self.teacher}"
 
     @property
     def models(self) -> Mapping[str, str]:
-        """The teachers and the cross-encoder."""
+        """Asset references of the teachers and the cross-encoder, by setting."""
         further = enumerate(self.further_teachers)
         models = {f"further_teachers.{place}": one.teacher for place, one in further}
         rescoring = {} if self.rescoring is None else {"rescoring.model": self.rescoring.model}
@@ -251,7 +259,7 @@ class MiningConfig(TeacherStep):
         return f"hard negatives mined with `{write(self.teacher)}`"
 
     def make(self, context: Any, dataset: Any, parent: Any, held_out: Any) -> Any:
-        """Mine the records."""
+        """Make the records with mined hard negatives."""
         make = load("rayembed.data.mining.mine:make_mined")
         return make(context, dataset, parent, held_out)
 
@@ -272,7 +280,7 @@ class MiningConfig(TeacherStep):
 
 
 class ClusterConfig(TeacherStep):
-    """Contextual batches of similar pairs (arXiv 2410.02525, section 4.1)."""
+    """Settings for contextual batches, made of similar pairs (arXiv 2410.02525, section 4.1)."""
 
     kind: ClassVar[str] = "clusters"
     folder: ClassVar[str] = "clustered"
@@ -306,12 +314,12 @@ class ClusterConfig(TeacherStep):
 
     @property
     def summary(self) -> str:
-        """Size of the batches, their order and the teacher."""
+        """Describe the batch size, the order of batches and the teacher."""
         return f"batches of {self.batch_pairs}, {self.packing}, by {self.teacher}"
 
 
 class Containment(Settings):
-    """Search for benchmark texts within longer texts by n-grams of words."""
+    """Settings for finding benchmark texts inside longer texts by word n-grams."""
 
     ngram: int = Field(default=13, ge=3)
     """Number of consecutive words that a text must share with a benchmark text (13 in GPT-3, arXiv
@@ -332,8 +340,8 @@ class Containment(Settings):
 
 
 class Overlap(Settings):
-    """Removal of rows that contain a benchmark text. Documents of `mining.corpus` that do are not
-    mined, and examples of classes that do are not drawn.
+    """Settings for removing rows that contain a benchmark text. Documents of `mining.corpus` that
+    do are not mined, and examples of classes that do are not drawn.
     """
 
     tasks: tuple[Reference, ...] = Field(min_length=1)
@@ -351,7 +359,7 @@ class Overlap(Settings):
 
 
 class CleaningConfig(Settings):
-    """Cleaning of the converted rows. Exact duplicates are always removed.
+    """Settings for cleaning the converted rows. Exact duplicates are always removed.
 
     Removals that other packages add (`CLEANERS`) are settings beside `overlap`.
     """
@@ -360,7 +368,7 @@ class CleaningConfig(Settings):
 
     @property
     def cleaners(self) -> tuple[Cleaner, ...]:
-        """Settings of the requested removals of other packages."""
+        """Settings of the cleaning methods that other packages add and this data set uses."""
         return tuple(asked for _, asked in self if isinstance(asked, Cleaner))
 
 

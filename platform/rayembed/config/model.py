@@ -1,4 +1,4 @@
-"""Model settings: one of the architectures."""
+"""Setting `model` of a run: one of the architectures' settings classes."""
 
 from functools import cache
 from pathlib import PurePath
@@ -35,5 +35,7 @@ else:
 
 
 def without_place(reference: str) -> str:
-    """Publishable form of a model reference: local paths are reduced to their last part."""
+    """Convert a model reference to its publishable form: of a local path only the last part
+    remains.
+    """
     return reference if ":/" in reference else PurePath(reference).name

@@ -1,4 +1,5 @@
-"""Benchmarks named like mteb's own: some are groups of own sets, some bring their own jobs.
+"""Benchmarks by name beyond mteb's: some are groups of own sets, some define their own evaluation
+jobs.
 
 A `NamedBenchmark` is made of files that need no hub; other packages add theirs by entry points of
 the group `rayembed.benchmarks`. The settings that a run is made with have the sets in place of the
@@ -28,32 +29,34 @@ ScoresT = TypeVar("ScoresT", bound=Scores)
 
 
 class NamedBenchmark(Protocol):
-    """A benchmark whose tasks become own sets."""
+    """Interface of a benchmark whose tasks are evaluated as own sets."""
 
     @property
     def name(self) -> str:
-        """Name of the benchmark; sizes may follow, `name?documents=300`."""
+        """Name of the benchmark; settings may append sizes, as in `name?documents=300`."""
         ...
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Task names that can be selected individually, in the order of tables."""
+        """Names of the tasks that settings can select individually, in the order of result
+        tables.
+        """
         ...
 
     @property
     def prefix(self) -> str:
-        """Prefix of the references of its files, `sample://…/`."""
+        """Prefix of the references of the benchmark's files, such as `sample://…/`."""
         ...
 
     @property
     def licence(self) -> str:
-        """Licence of its texts, by its name on hubs."""
+        """Licence of the benchmark's texts, as model hubs name it."""
         ...
 
     def own_sets(
         self, sizes: dict[str, str], tasks: Iterable[str] | None = None
     ) -> tuple[OwnSet, ...]:
-        """Tasks as own sets of the given sizes; None: all of them.
+        """Convert the selected tasks (None: all) to own sets of the given sizes.
 
         Raises:
             ConfigError: an unknown size.
@@ -61,22 +64,22 @@ class NamedBenchmark(Protocol):
         ...
 
     def in_language(self, own: OwnSet, language: str) -> OwnSet | None:
-        """One of its sets in a language, by mteb's code (`fra-Latn`); itself where it names a
-        language, None where there are no such texts.
+        """Return a set of the benchmark in another language, by mteb's code (`fra-Latn`); None if
+        there are no such texts.
         """
         ...
 
     def language_of(self, texts: Iterable[str]) -> str:
-        """Detect the language of most texts, by mteb's code; empty if unknown or mixed."""
+        """Detect the language of most of the texts, as mteb's code; empty if unknown or mixed."""
         ...
 
     def num_tokens(self, own: OwnSet) -> float:
-        """Estimated number of tokens in the texts of one of its sets."""
+        """Estimate the number of tokens in the texts of one of the benchmark's sets."""
         ...
 
 
 class JobBenchmark(Protocol):
-    """A benchmark that defines its own evaluation jobs. `Done` and `Job` are those of
+    """Interface of a benchmark that defines its own evaluation jobs. `Done` and `Job` are those of
     `evaluation.jobs`.
     """
 
@@ -86,7 +89,8 @@ class JobBenchmark(Protocol):
         ...
 
     def jobs(self, run: EvaluationRun) -> Sequence[Any]:
-        """Evaluation jobs; each also has `finished(meta)`: whether it has nothing left to embed.
+        """Make the evaluation jobs; each also has `finished(meta)`, which says whether no text is
+        left to embed.
 
         Raises:
             ConfigError: it has nothing in the run's languages.
@@ -94,15 +98,15 @@ class JobBenchmark(Protocol):
         ...
 
     def keep(self, run: EvaluationRun, done: Sequence[Any]) -> None:
-        """Write result tables from the `Done` of each finished job."""
+        """Write the result tables from the `Done` of each finished job."""
         ...
 
     def scores(self, run: EvaluationRun, done: Sequence[Any]) -> Mapping[str, float]:
-        """Name → score, for scores that can be computed locally."""
+        """Compute those scores that need no remote leaderboard, by name."""
         ...
 
     def report(self, run: EvaluationRun, done: Sequence[Any]) -> Sequence[str]:
-        """Texts to print at the end."""
+        """Texts to print at the end of the evaluation."""
         ...
 
     def write_submission(self, storage: str, retriever: str) -> str:
@@ -148,7 +152,7 @@ def further_benchmark_names() -> tuple[str, ...]:
 
 
 def refuse_job_benchmarks(names: Iterable[str]) -> None:
-    """Raise when a training run names a benchmark on which it cannot be scored.
+    """Raise if a training run names a benchmark that only a separate evaluation can score.
 
     Raises:
         ConfigError: one brings its own jobs.
@@ -163,7 +167,7 @@ def refuse_job_benchmarks(names: Iterable[str]) -> None:
 
 @cache
 def named_benchmarks() -> tuple[NamedBenchmark, ...]:
-    """All named benchmarks.
+    """All benchmarks whose tasks are evaluated as own sets.
 
     Raises:
         ConfigError: the package of one cannot be imported.
@@ -172,18 +176,21 @@ def named_benchmarks() -> tuple[NamedBenchmark, ...]:
 
 
 def benchmark_of(reference: str) -> NamedBenchmark | None:
-    """Benchmark that a file belongs to, by its reference; None: to none."""
+    """Look up the benchmark whose prefix a file's reference has; None for other files."""
     return next((b for b in named_benchmarks() if reference.startswith(b.prefix)), None)
 
 
 def tokens_of_sets(sets: Iterable[OwnSet]) -> float:
-    """Estimated number of tokens in the texts of the benchmarks' sets; others are not counted."""
+    """Estimate the number of tokens in the sets that belong to named benchmarks; other sets count
+    0.
+    """
     known = [(benchmark_of(own.path), own) for own in sets]
     return sum(found.num_tokens(own) for found, own in known if found is not None)
 
 
 def with_own_sets(scores: ScoresT) -> ScoresT:
-    """Replace names of benchmarks and their tasks in the scores by own sets.
+    """Replace named benchmarks and their tasks in the settings of scores by equivalent own
+    sets.
 
     Raises:
         ConfigError: an unknown size, a benchmark whose package is not here, or a set of the user's
@@ -223,7 +230,8 @@ def with_own_sets(scores: ScoresT) -> ScoresT:
 
 
 def with_named_benchmarks(settings: SettingsT) -> SettingsT:
-    """Replace benchmark names in the settings of a run or an evaluation by own sets.
+    """Replace named benchmarks in the settings of a run or an evaluation by equivalent own
+    sets.
 
     Raises:
         ConfigError: an unknown size of a benchmark, or its sets do not fit the run.

@@ -1,4 +1,5 @@
-"""Optimisers as settings: what all of them have, and the table of those there are.
+"""Base class of optimiser settings, learning rate schedules, and the table of available
+optimisers.
 
 An optimiser is one file of `optim/`: its settings, the names of its states, how it is built.
 """
@@ -20,7 +21,7 @@ from rayembed.config.types import SortedDict
 
 
 class ScheduleConfig(Settings):
-    """Shape of the learning rate after the warm-up.
+    """Base class of learning rate schedules after the warm-up.
 
     A schedule without settings of its own is written as its kind alone: `schedule: cosine`.
     """
@@ -31,7 +32,7 @@ class ScheduleConfig(Settings):
     """Whether the rate falls to zero, after the last step or after `optimizer.decay_steps`."""
 
     def factor(self, progress: float) -> float:
-        """Fraction of the peak learning rate.
+        """Compute the learning rate as a fraction of its peak.
 
         Args:
             progress: share of the steps from the warm-up to the end that are done, in [0, 1).
@@ -59,8 +60,8 @@ SCHEDULES = SettingsTable(
 
 
 class OptimizerConfig(Settings):
-    """Base class of optimiser settings: rates by group, decay and schedule; no value is left to an
-    engine's default.
+    """Base class of optimiser settings: learning rates by parameter group, weight decay and
+    schedule, all explicit.
     """
 
     kind: str
@@ -101,8 +102,8 @@ class OptimizerConfig(Settings):
     """Whether linear weights of the backbone form separate parameter groups, `matrices`."""
 
     def states(self, *, matrix: bool) -> tuple[str, ...]:
-        """Names of a parameter's states, each of the parameter's shape; `step`, which counts
-        updates, is not among them.
+        """Names of the optimiser state tensors that have a parameter's shape; the step counter is
+        not among them.
 
         Args:
             matrix: whether it is the weight of a linear layer in the backbone.
@@ -118,7 +119,7 @@ class OptimizerConfig(Settings):
         raise TypeError(f"{type(self).__name__} does not implement build")
 
     def warmup(self, steps: int) -> int:
-        """Number of warm-up steps, given the number of all steps."""
+        """Compute the number of warm-up steps from the total number of steps."""
         return self.warmup_steps or min(round((self.warmup_share or 0.0) * steps), steps - 1)
 
     def check_steps(self, steps: int | None) -> None:
@@ -184,11 +185,11 @@ _complete(OptimizerConfig)
 
 
 class TrainLoopConfig(Protocol):
-    """A number of steps with one optimiser: a stage of a run, or an adaptation."""
+    """Interface of the settings of a training loop: a stage of a run, or an adaptation."""
 
     @property
     def name(self) -> str:
-        """Name of its folder, its checkpoints and its log lines."""
+        """Name that the loop's folder, checkpoints and log lines have."""
         ...
 
     @property
@@ -198,7 +199,7 @@ class TrainLoopConfig(Protocol):
 
     @property
     def checkpoint_every_steps(self) -> int:
-        """Steps between two checkpoints; one is always made at the end."""
+        """Number of steps between two checkpoints; the last step always has one."""
         ...
 
     @property
@@ -208,15 +209,15 @@ class TrainLoopConfig(Protocol):
 
     @property
     def loss(self) -> LossConfig | None:
-        """The loss of embeddings; None for an objective without any."""
+        """The loss over embeddings; None for an objective without embeddings."""
         ...
 
     @property
     def global_rows(self) -> int:
-        """Rows of a step, over all workers."""
+        """Number of rows in one step, summed over all workers."""
         ...
 
     @property
     def row_name(self) -> str:
-        """Name of a row, in the plural: `pairs`, `sequences`."""
+        """Plural noun for the rows in log lines: `pairs`, `sequences`."""
         ...

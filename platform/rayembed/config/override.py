@@ -34,7 +34,8 @@ def override(run: SettingsT, assignments: Sequence[str]) -> SettingsT:
 def overridden(
     kind: type[SettingsT], values: dict[str, Any], assignments: Sequence[str]
 ) -> SettingsT:
-    """Apply overrides to plain values, which the overrides may complete.
+    """Apply overrides to plain values, which may be incomplete without them, and validate the
+    result.
 
     Args:
         values: by their names; changed in place.
@@ -48,7 +49,8 @@ def overridden(
 
 
 def assign_all(kind: type[Settings], values: dict[str, Any], assignments: Sequence[str]) -> None:
-    """Put the values of assignments into plain settings, whose values are not checked.
+    """Write the values of `path=value` assignments into plain settings, without validating
+    them.
 
     Args:
         values: changed in place.
@@ -77,7 +79,9 @@ def assign_all(kind: type[Settings], values: dict[str, Any], assignments: Sequen
 def _assign(
     cls: type[Settings], values: dict[str, Any], path: str, text: str
 ) -> tuple[tuple[Any, ...], Mapping[str, str], Any]:
-    """Assign the value at a path; returns its keys, the settings it replaces, and the value."""
+    """Assign the value at a path; return the path's keys, the settings that it replaces, and the
+    value.
+    """
     here: Any = values
     place: list[Any] = []
     annotation: Any = cls
@@ -110,7 +114,9 @@ def _assign(
 
 
 def _step(here: Any, annotation: Any, path: str, parts: list[str]) -> tuple[Any, Any, list[str]]:
-    """Key of the path's first part in `here`, the type of its value, and the remaining parts."""
+    """Resolve the first part of a path in the group `here`: its key, the type of its value, and the
+    rest of the path.
+    """
     part, rest = parts[0], parts[1:]
     prefix = path.removesuffix(".".join(parts)) + part
     if isinstance(here, list):
@@ -132,7 +138,7 @@ def _default(owner: type[Settings], name: str) -> Any:
 
 
 def _chosen(here: dict[str, Any], annotation: Any) -> type[Settings]:
-    """Settings class of a group: the alternative that its `kind` names."""
+    """Settings class of a group; among alternatives, the class that its `kind` names."""
     classes = members(annotation)
     return next((c for c in classes if kind_of(c) == here.get("kind")), classes[0])
 

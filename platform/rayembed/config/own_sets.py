@@ -1,4 +1,5 @@
-"""Own evaluation sets: files of the user's own that become tasks of mteb, one class for each kind.
+"""Settings of own evaluation sets: the user's files that become mteb tasks, one class for each kind
+of task.
 
 Rows are JSONL, TSV, CSV or Parquet, local, in object storage, or what an asset reference leads to.
 """
@@ -12,7 +13,7 @@ from rayembed.config.types import Distinct, FileName, Reference, unique_names
 
 
 class OwnSetBase(Settings):
-    """Settings that all kinds of own sets share."""
+    """Base class with the settings that all kinds of own sets share."""
 
     name: FileName
     """The task's name in results and tables; not that of another task."""
@@ -89,7 +90,7 @@ class STSSet(OwnSetBase):
 
 
 def _with_kinds(values: Any) -> Any:
-    """The sets, those without a kind as retrieval, which most own sets are."""
+    """Add the kind `retrieval` to own sets that name no kind."""
     if not isinstance(values, list | tuple):
         return values
     return [{"kind": "retrieval", **v} if isinstance(v, dict) else v for v in values]
@@ -105,7 +106,9 @@ kinds_by_default = BeforeValidator(_with_kinds)
 
 
 class Scores(Settings):
-    """The tasks that a model is scored on; none named: it is not scored."""
+    """Settings that select the tasks to score a model on; without any task the model is not
+    scored.
+    """
 
     benchmarks: tuple[str, ...] = ()
     """Names such as `MTEB(eng, v1)`, `NanoBEIR`, `BEIR`, `MIRACL`, and all others of mteb."""

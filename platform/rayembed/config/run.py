@@ -1,5 +1,5 @@
-"""Settings of a training run: identity (what it is) and placement (where it runs); its fingerprint
-and its file.
+"""Settings of a training run: identity (everything that determines the weights) and placement
+(where it runs); its fingerprint and file.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -90,7 +90,9 @@ class Run(NamedRun):
         return self
 
     def _check_held_out(self) -> None:
-        """Raise when a held-out part has another set's name, or validation has no held-out part."""
+        """Raise if an own set has the name of a held-out part, or validation needs a held-out part
+        and none exists.
+        """
         taken = {own.name for own in self.evaluation.own_sets}
         for dataset in self.held_out_datasets:
             if held_out_set(dataset.name) in taken:
@@ -110,7 +112,8 @@ class Run(NamedRun):
             check_names("evaluation.validation.weights", validation.weights, self.validation_names)
 
     def check_choice(self) -> None:
-        """Check that validation scores a step before the last one, if it is to keep the best.
+        """Check that validation, if it keeps the best weights, scores at least one step before the
+        last.
 
         Raises:
             ValueError: no stage has as many steps as lie between two scores.
@@ -127,18 +130,18 @@ class Run(NamedRun):
 
     @property
     def used_datasets(self) -> list[DatasetConfig]:
-        """Data sets of the stages."""
+        """Data sets that at least one stage uses."""
         used = {name for stage in self.stages for name in stage.datasets}
         return [dataset for dataset in self.data.datasets if dataset.name in used]
 
     @property
     def held_out_datasets(self) -> list[DatasetConfig]:
-        """Data sets of the stages that hold a part out, which is scored."""
+        """Data sets that stages use and that hold a part out for scoring."""
         return [dataset for dataset in self.used_datasets if dataset.held_out is not None]
 
     @property
     def takes_scores(self) -> bool:
-        """Whether the run ends with scores, on named tasks or on held-out parts."""
+        """Whether the run scores its models, on named tasks or on held-out parts."""
         return self.evaluation.any_tasks or bool(self.held_out_datasets)
 
     @property
@@ -148,12 +151,12 @@ class Run(NamedRun):
 
     @property
     def stage_names(self) -> tuple[str, ...]:
-        """Names of its stages, in their order."""
+        """Names of the run's stages, in their order."""
         return tuple(stage.name for stage in self.stages)
 
     def default_instructions(self) -> dict[Literal["query", "document"], str]:
-        """Role → instruction that the last stage put before all of the role's texts, if there was
-        only one; the default instruction of the trained model.
+        """Map each role to its instruction if all data sets of the last stage share one; the
+        trained model uses it by default.
         """
         last = [d for d in self.data.datasets if d.name in self.stages[-1].datasets]
         # Rows with instructions of their own have many.
@@ -170,8 +173,8 @@ class Run(NamedRun):
 
     @property
     def query_choices(self) -> dict[str, str]:
-        """Map prompt names to instructions where the last stage's data sets differ: no instruction
-        is the default then, and users name one.
+        """Map prompt names to query instructions if the last stage's data sets differ, so that
+        users must choose one by name.
         """
         if self.default_instructions().get("query"):
             return {}
@@ -180,7 +183,8 @@ class Run(NamedRun):
 
     @property
     def instructions(self) -> dict[str, str]:
-        """Task definitions saved with the run's model, by data set and by task.
+        """Map names of data sets and tasks to the instructions that are saved with the
+        run's model.
 
         Whoever scores it finds them in its folder. A task's goes before a data set's of that name.
         """
@@ -194,7 +198,7 @@ class Run(NamedRun):
 
     @property
     def validation_names(self) -> tuple[str, ...]:
-        """Names of the tasks of the run's validation; none without it."""
+        """Names of the validation tasks; empty without validation."""
         validation = self.evaluation.validation
         if validation is None:
             return ()
@@ -204,7 +208,7 @@ class Run(NamedRun):
 
     @property
     def validation_scores(self) -> Scores:
-        """The tasks of the run's validation; there must be validation.
+        """Settings of the validation tasks; the run must have validation.
 
         Held-out parts are among them when they are made and stand among the run's own sets.
         """
@@ -222,25 +226,25 @@ class Run(NamedRun):
                 return Scores(own_sets=tuple(own for own in own_sets if own.name in parts))
 
     def _below_root(self, own: OwnSet) -> OwnSet:
-        """The set with relative paths taken from `data.root`."""
+        """Copy the own set with relative paths joined to `data.root`."""
         paths = {"path": self._from_root(own.path)}
         if isinstance(own, ClassificationSet):
             paths["train"] = self._from_root(own.train)
         return changed(own, **paths)
 
     def _from_root(self, path: str) -> str:
-        """The path, a relative one below `data.root`."""
+        """Join a relative path to `data.root`; other paths stay unchanged."""
         if self.data.root and "://" not in path and not path.startswith("/"):
             return f"{self.data.root.rstrip('/')}/{path}"
         return path
 
     def validation_interval(self, stage: StageConfig) -> int:
-        """Steps between two scores of the stage; there must be validation."""
+        """Number of steps between two validations of the stage; the run must have validation."""
         assert self.evaluation.validation is not None
         return self.evaluation.validation.every_steps or stage.checkpoint_every_steps
 
     def identity(self, write: Callable[[str], str] | None = None) -> dict[str, Any]:
-        """Fingerprinted settings: all that the trained weights depend on.
+        """Fingerprinted settings: all settings that the trained weights depend on.
 
         Left out are the name, the placement, where the data lies (its content is compared by the
         batch plan), and what is scored: a further baseline must not make another run of it. Only
@@ -269,8 +273,8 @@ class Run(NamedRun):
 
 
 def of_stages(run: Run, names: Sequence[str]) -> Run:
-    """Copy the run with only the named stages, in their original order; with all where none is
-    named.
+    """Copy the run with only the named stages, in their original order; without names, with all
+    stages.
 
     Hard negatives that only other stages take are neither mined nor read, and batches of similar
     pairs that only these take are not made.
@@ -291,7 +295,9 @@ def of_stages(run: Run, names: Sequence[str]) -> Run:
 
 
 def without_general(run: Run, weighted: Collection[str] = ()) -> EvaluationConfig:
-    """Copy a run's evaluation without the guard's general tasks, except weighted ones."""
+    """Copy a run's evaluation settings without the guard's general tasks, except those with a
+    validation weight.
+    """
     evaluation = run.evaluation
     if evaluation.guard is None:
         return evaluation

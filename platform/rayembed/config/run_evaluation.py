@@ -1,4 +1,6 @@
-"""Evaluation settings of a training run: what its models are scored on, and beside which others."""
+"""Evaluation settings of a training run: validation, scored tasks, compared models and the
+guard.
+"""
 
 from typing import Annotated, Literal
 
@@ -18,7 +20,8 @@ from rayembed.config.types import (
 
 
 class MtebValidation(Settings):
-    """Tasks of NanoBEIR: 50 queries and some thousand documents each, from the hub.
+    """Validate on tasks of NanoBEIR from the hub: 50 queries and some thousand documents
+    each.
 
     Their queries are among those of BEIR, so a model chosen by them has seen a little of it: do
     not report BEIR's scores of it as if it had not.
@@ -33,7 +36,7 @@ class MtebValidation(Settings):
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """Names of the scored tasks."""
+        """Names of the validation tasks."""
         return self.tasks
 
     @model_validator(mode="after")
@@ -43,7 +46,7 @@ class MtebValidation(Settings):
 
 
 class BeirValidation(Settings):
-    """The user's own queries, documents and judgements in BEIR's layout."""
+    """Validate on the user's own queries, documents and judgements in BEIR's layout."""
 
     kind: Literal["beir"] = "beir"
     path: Reference
@@ -59,12 +62,12 @@ class BeirValidation(Settings):
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """Names of the scored tasks."""
+        """Names of the validation tasks."""
         return (self.name,)
 
 
 class OwnSetsValidation(Settings):
-    """Own sets of any kind, which should differ from the sets scored after training."""
+    """Validate on own sets of any kind; use other sets than for scores after training."""
 
     kind: Literal["own_sets"] = "own_sets"
     sets: Annotated[tuple[OwnSet, ...], kinds_by_default, unique_names("own sets")] = Field(
@@ -75,12 +78,13 @@ class OwnSetsValidation(Settings):
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """Names of the scored tasks."""
+        """Names of the validation tasks."""
         return tuple(own.name for own in self.sets)
 
 
 class HeldOutValidation(Settings):
-    """The held-out parts of the run's data sets, which are also scored after training.
+    """Validate on the held-out parts of the run's data sets, which are also scored after
+    training.
 
     Whatever is chosen by them (with `keep: best` a step, in a sweep also the trial) was chosen by
     the texts that its score is reported of, which flatters it; where that matters, report it on
@@ -91,7 +95,7 @@ class HeldOutValidation(Settings):
 
 
 class EarlyStoppingConfig(Settings):
-    """Rule that ends a stage before its last step."""
+    """Settings of the rule that ends a stage before its last step."""
 
     patience: PositiveInt = 3
     """Number of consecutive scores without improvement; missing scores do not count."""
@@ -100,7 +104,7 @@ class EarlyStoppingConfig(Settings):
 
 
 class ValidationConfig(Settings):
-    """Periodic scores of a stage's weights during training."""
+    """Settings for scoring a stage's weights at intervals during training."""
 
     data: Annotated[
         MtebValidation | BeirValidation | OwnSetsValidation | HeldOutValidation,
@@ -134,7 +138,7 @@ class ValidationConfig(Settings):
 def check_names(
     setting: str, given: dict[str, float] | dict[str, str], names: tuple[str, ...]
 ) -> None:
-    """Check that settings name only tasks of the validation.
+    """Raise if a setting names a task that is not among the validation tasks.
 
     Raises:
         ValueError: it names another one; the message has the nearest.
@@ -154,8 +158,8 @@ _Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 class GuardConfig(Settings):
-    """Comparison of the model before training, after it, and mixtures of both: kept is the one that
-    gains most on own data among those that lose less elsewhere.
+    """Settings of the guard, which keeps the untrained model, the trained one or a mixture: the
+    largest gain on own data with an allowed loss on general tasks.
 
     Own data are the held-out parts of the data sets and `evaluation.own_sets` but for those of a
     sample; all other tasks of the run are general ones.
@@ -179,7 +183,9 @@ class GuardConfig(Settings):
 
     @property
     def mixed(self) -> tuple[float, ...]:
-        """Shares of the mixtures to make: the one of `take`, or all candidates."""
+        """Shares of the trained model in the mixtures to make: the configured candidates, or only
+        that of `take`.
+        """
         if self.take is None:
             return self.shares
         return (self.take,) if self.take < 1 else ()
@@ -193,7 +199,7 @@ class Reranker(CrossEncoder):
 
 
 class EvaluationConfig(Scores):
-    """Scores that a run computes, and the models that they are compared with."""
+    """Settings for the scores of a run's models and of the models compared with them."""
 
     before_training: bool = True
     """Whether the untrained model is scored for comparison."""
@@ -246,7 +252,7 @@ class EvaluationConfig(Scores):
 
 
 def own_sets_of(guard: GuardConfig, evaluation: EvaluationConfig) -> tuple[str, ...]:
-    """Names of the own sets that count as own data."""
+    """Names of the own sets that the guard counts as the user's own data."""
     if guard.own_sets is not None:
         return guard.own_sets
     return tuple(s.name for s in evaluation.own_sets if not s.path.startswith(SAMPLE))

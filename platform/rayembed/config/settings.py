@@ -1,4 +1,6 @@
-"""Base class of all settings: frozen, strict about names; errors suggest the nearest setting."""
+"""Base class of all settings: immutable, unknown names are errors, and messages suggest the nearest
+name.
+"""
 
 import difflib
 import re
@@ -16,7 +18,7 @@ SettingsT = TypeVar("SettingsT", bound="Settings")
 
 
 class Settings(BaseModel):
-    """Frozen group of settings; unknown names and values of wrong types are errors."""
+    """Immutable group of settings; unknown names and values of wrong types are errors."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -32,7 +34,7 @@ class Settings(BaseModel):
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """Suggestion at the end of an error message: the closest allowed name, or all of them."""
+    """Build the end of an error message: the closest allowed name, or else all allowed names."""
     names = sorted(allowed)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
@@ -62,7 +64,7 @@ def changed(settings: SettingsT, **values: Any) -> SettingsT:
 
 
 def members(annotation: Any) -> list[type[Settings]]:
-    """Settings classes within an annotation (optional, tuple, union, annotated)."""
+    """List the settings classes within a type annotation (optional, tuple, union, annotated)."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
     if get_origin(annotation) in (typing.Union, types.UnionType, tuple, typing.Annotated):
@@ -71,8 +73,8 @@ def members(annotation: Any) -> list[type[Settings]]:
 
 
 def kind_of(cls: type[Settings]) -> str | None:
-    """The `kind` that selects a class among alternatives, from a setting or a constant of the
-    class; None without either.
+    """Return the `kind` by which settings select a class among alternatives; None if it has no
+    fixed one.
     """
     kind = cls.model_fields.get("kind")
     if kind is None:
@@ -81,7 +83,7 @@ def kind_of(cls: type[Settings]) -> str | None:
 
 
 def _by_name(path: tuple[str, ...], values: Any) -> tuple[str, ...]:
-    """Convert a path to `--set` syntax, with list elements by name."""
+    """Convert a path to `--set` syntax, in which names replace the indices of list elements."""
     named: list[str] = []
     for part in path:
         below = values
@@ -101,7 +103,9 @@ def _by_name(path: tuple[str, ...], values: Any) -> tuple[str, ...]:
 
 
 def _follows(item: Mapping[str, Any], items: list[dict[str, Any]]) -> bool:
-    """Whether a list counts as too short only because pydantic dropped its invalid elements."""
+    """Whether a "list too short" error is only a consequence of invalid elements, which pydantic
+    drops.
+    """
     depth = len(item["loc"])
     return item["type"] == "too_short" and any(
         len(other["loc"]) > depth and other["loc"][:depth] == item["loc"] for other in items
@@ -113,7 +117,9 @@ _PLAIN = re.compile(r"bool|int|float|str|literal\[.*\]")
 
 
 def _one_of_plain(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Merge the errors about one value's plain alternatives (`bool | Literal["auto"]`) into one."""
+    """Merge pydantic's errors for the alternatives of one plain value (`bool | Literal["auto"]`)
+    into one error.
+    """
     found: dict[Any, dict[str, Any]] = {}
     for number, item in enumerate(items):
         loc = item["loc"]
@@ -171,7 +177,8 @@ def _alternatives(owner: type[Settings] | None, field: str) -> list[type[Setting
 def _walk(
     cls: type[Settings], loc: tuple[Any, ...]
 ) -> tuple[type[Settings] | None, tuple[str, ...]]:
-    """Class that has the setting at `loc`, and `loc` without pydantic's union tags.
+    """Return the class that owns the setting at pydantic's location `loc`, and `loc` without union
+    tags.
 
     Pydantic puts the tag of the alternative chosen between a field and the fields of its value.
     """

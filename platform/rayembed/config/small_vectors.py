@@ -1,4 +1,4 @@
-"""Number types of small vectors, and search settings for them."""
+"""Settings for searches in compressed vectors: number type and rescoring."""
 
 from typing import Literal
 
@@ -19,7 +19,9 @@ _BYTES: dict[Precision, float] = {"float32": 4, "int8": 1, "binary": 1 / 8}
 
 
 class Rescoring(Settings):
-    """Second pass over the best results of a binary search, by products with the float32 query."""
+    """Settings of the second pass of a binary search: rescore the best results by inner products
+    with the float32 query.
+    """
 
     precision: Precision = "int8"
     """Number type of the documents' vectors in the second pass. `binary` stores nothing beside the
@@ -32,7 +34,7 @@ class Rescoring(Settings):
 
 
 class StoredVectors(Settings):
-    """Number type and rescoring of the vectors in a search."""
+    """Number type in which a search stores vectors, and the rescoring of its results."""
 
     precision: Precision = "float32"
     """Number type of the vectors. Retrieval searches in it: `int8` by exact products of the codes,
@@ -44,7 +46,9 @@ class StoredVectors(Settings):
 
     @property
     def slug(self) -> str:
-        """Prefix of the revision of results, `binary1-rescored40-int8-`; empty for float32."""
+        """Prefix that these settings add to the revision of results, such as
+        `binary1-rescored40-int8-`; empty for float32.
+        """
         told = {"float32": "", "int8": "int8-", "binary": "binary1-"}[self.precision]
         if self.rescore is not None:
             digits = {"binary": "binary1"}.get(self.rescore.precision, self.rescore.precision)

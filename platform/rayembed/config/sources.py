@@ -1,4 +1,4 @@
-"""Base class of training data sources: what a run asks of one, and the table of their kinds.
+"""Base class for settings of training data sources, and the table of their kinds.
 
 A column is named by its name or by a path into nested cells, `answers.text`; a list on the way
 gives a list, and a number leads to one element, `set.0`. `title+text` joins several fields of one
@@ -23,7 +23,8 @@ DEFAULT_REJECTED_SHARE = 0.01
 
 
 class Source(Settings):
-    """Source of a data set's rows and their conversion to records.
+    """Base class for the settings of a data source: where its rows are, and how they become
+    records.
 
     Base class of the members of `SOURCES`. What stands here holds for a source that says nothing
     else; most members derive from `rayembed.data.sources.file_rows.FileRows`, which reads files and
@@ -50,17 +51,17 @@ class Source(Settings):
 
     @property
     def paths(self) -> dict[str, str]:
-        """Setting → path of its files; relative ones are taken from `data.root`."""
+        """Map settings to paths of the source's files; relative paths are joined to `data.root`."""
         return {}
 
     @property
     def place(self) -> str:
-        """Location of the rows, in messages."""
+        """Location of the rows, as messages show it."""
         return next(iter(self.paths.values()), self.kind)
 
     @property
     def summary(self) -> str:
-        """Kind and location in a few words, for tables."""
+        """Kind and location of the source in a few words, for tables."""
         return f"{self.kind}: {self.place}"
 
     @property
@@ -70,21 +71,25 @@ class Source(Settings):
 
     @property
     def most_negatives(self) -> tuple[str, int] | None:
-        """Setting that limits a record's hard negatives, and its value; None: rows decide."""
+        """Setting that limits the hard negatives of a record, with its value; None if only the rows
+        decide.
+        """
         return None
 
     @property
     def draws_by_seed(self) -> bool:
-        """Whether the records depend on the run's seed, so that seeds share none."""
+        """Whether the run's seed changes the records, so that runs with other seeds cannot share
+        them.
+        """
         return True
 
     @property
     def instruction_column(self) -> str | None:
-        """Column of the rows' own instructions; None: they have none."""
+        """Column that holds an instruction for each row; None if rows have none."""
         return None
 
     def check(self, dataset: Any) -> Any:
-        """Locate the data before any row is converted; a `ResolvedDataset`.
+        """Locate the data without converting rows; return a `ResolvedDataset`.
 
         Args:
             dataset: settings of the data set, a `DatasetConfig`, with whole paths.
@@ -95,7 +100,7 @@ class Source(Settings):
         raise TypeError(f"{type(self).__name__} finds no data")
 
     def check_names(self, setting: str) -> None:
-        """Check settings that every machine can check, such as names of mteb tasks.
+        """Check settings that need no access to the data, such as names of mteb tasks.
 
         Args:
             setting: where the source stands in the settings, for messages.
@@ -105,8 +110,8 @@ class Source(Settings):
         """
 
     def check_endpoint(self, setting: str, storage: str) -> None:
-        """Check that the endpoint of a model that writes rows can be reached, as far as this
-        machine can see.
+        """Check that this machine can reach the endpoint of a language model that writes
+        rows.
 
         Args:
             setting: where the source stands in the settings, for messages.
@@ -117,7 +122,8 @@ class Source(Settings):
         """
 
     def written(self, context: Any, checked: Any) -> Any:
-        """Placeholder, a `ResolvedDataset`, for a source whose rows are written first.
+        """Write the rows of a source that generates them, as a `ResolvedDataset`; other sources
+        return `checked`.
 
         Args:
             context: storage and seed, a `PipelineContext`.
@@ -126,7 +132,8 @@ class Source(Settings):
         return checked
 
     def convert(self, conversion: Any) -> list[dict[str, Any]]:
-        """Make records of all rows: the results of its tasks, whose parts lie in the folder.
+        """Convert all rows to records in the data set's folder, and return the results of the
+        conversion tasks.
 
         Args:
             conversion: the data set, its files and where records go, a `Conversion`.
@@ -134,7 +141,9 @@ class Source(Settings):
         raise TypeError(f"{type(self).__name__} makes no records")
 
     def held_out_folder(self) -> str | None:
-        """Folder of the held-out part that the rows already exclude; None: there is none."""
+        """Folder with the held-out part that the rows already exclude; None if they exclude
+        none.
+        """
         return None
 
 
@@ -157,7 +166,7 @@ Arrow and numpy, inside functions: settings are read before any of it is needed.
 
 
 class FileSource(Settings):
-    """Settings shared by sources that read files."""
+    """Base class with the settings that all file sources share."""
 
     path: Reference
     """A file, a folder, a prefix or a pattern (`*` within a name, `**/` over folders) of Parquet,

@@ -1,4 +1,4 @@
-"""One stage of training: batches, loss, optimiser, length."""
+"""Settings of one training stage: batches, loss, optimiser, length."""
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -22,9 +22,7 @@ else:
 
 
 class BatchConfig(Settings):
-    """Composition of global batches, fixed before training and independent of the number of
-    workers.
-    """
+    """Settings for composing global batches, which do not depend on the number of workers."""
 
     policy: Literal["blended", "homogeneous", "clustered"] = "blended"
     """Batch policy. `blended`: every batch draws from all data sets of the stage, by weight
@@ -44,13 +42,13 @@ class BatchConfig(Settings):
 
 
 def steps_of(epochs: float, rows: int, global_pairs: int) -> int:
-    """Number of steps in a number of passes over rows: the nearest whole number, at least one."""
+    """Convert epochs to steps: the nearest whole number, at least 1."""
     return max(1, round(epochs * rows / global_pairs))
 
 
 class HiddenStates(Settings):
-    """Distillation of hidden states from a model that runs in the step (NV-Embed, arXiv 2405.17428,
-    appendix A.2), beside the stage's loss.
+    """Settings for distilling the hidden states of a teacher, as a loss added to the stage's own
+    (NV-Embed, arXiv 2405.17428, appendix A.2).
     """
 
     teacher: ModelReference
@@ -62,7 +60,9 @@ class HiddenStates(Settings):
 
 
 class StageConfig(Settings):
-    """One stage. Optimiser and schedule are reset in each; weights are carried over."""
+    """Settings of one training stage. Optimiser and schedule are reset in each; weights are carried
+    over.
+    """
 
     replaces: ClassVar = {"steps": "epochs"}
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
@@ -94,19 +94,19 @@ class StageConfig(Settings):
 
     @property
     def length(self) -> str:
-        """Length of the stage as the settings state it: `1,000 steps` or `1 epoch`."""
+        """Length of the stage as configured: `1,000 steps` or `1 epoch`."""
         if self.epochs is None:
             return f"{self.steps:,} step{'s' if self.steps != 1 else ''}"
         return f"{self.epochs:g} epoch{'s' if self.epochs != 1 else ''}"
 
     @property
     def global_rows(self) -> int:
-        """Rows of a step, over all workers; see `TrainLoopConfig`."""
+        """Number of rows in one step, summed over all workers; see `TrainLoopConfig`."""
         return self.batch.global_pairs
 
     @property
     def row_name(self) -> str:
-        """Name of a row, in the plural."""
+        """Plural noun for the rows in log lines: `pairs`."""
         return "pairs"
 
     def check_widths(self, full: int) -> None:
@@ -125,7 +125,8 @@ class StageConfig(Settings):
             )
 
     def check_model(self, model: ArchitectureConfig) -> None:
-        """Check that the model offers the loss's widths and supports texts as long as the stage's.
+        """Check that the model offers the widths that the loss learns, and accepts texts of the
+        stage's maximum length.
 
         Raises:
             ValueError: it does not.
@@ -194,7 +195,9 @@ class StageConfig(Settings):
         return self
 
     def _check_teachers(self) -> None:
-        """Raise when the loss needs teacher vectors and the stage has no teacher, or vice versa."""
+        """Raise if the loss needs teacher vectors but the stage names no teacher, or the
+        reverse.
+        """
         needed = "teacher_vectors" in self.loss.needs
         if needed and not self.teachers:
             raise ValueError(

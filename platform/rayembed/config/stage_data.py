@@ -60,7 +60,9 @@ def _check_clusters(stage: StageConfig, dataset: DatasetConfig) -> None:
 
 
 def check_similarity(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
-    """Raise when graded pairs would count as positives, or a loss over graded pairs has none."""
+    """Raise if the loss would treat graded pairs as positives, or needs graded pairs and no data
+    set has any.
+    """
     wanted = "similarity" in stage.loss.needs
     graded = [dataset.name for dataset in used if dataset.source.is_graded]
     if graded and not wanted:
@@ -79,7 +81,7 @@ def check_similarity(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
 
 
 def check_teachers(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
-    """Raise when the loss reads teacher scores that rows lack, or that come from different
+    """Raise if the loss needs teacher scores that rows lack, or a row's scores come from different
     teachers.
     """
     loss = stage.loss.kind
@@ -103,7 +105,8 @@ def check_teachers(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
 
 
 def origin_of_negatives(dataset: DatasetConfig) -> str | None:
-    """Setting that provides a data set's hard negatives; None: no setting does.
+    """Path of the setting that gives a data set its hard negatives; None if no setting
+    does.
 
     Classes always give some; that a stage leaves these out is no contradiction.
     """
@@ -141,9 +144,7 @@ def _takes_negatives(stages: Sequence[StageConfig]) -> bool:
 
 
 def as_taken(dataset: DatasetConfig, stages: Sequence[StageConfig]) -> DatasetConfig:
-    """Copy the data set without mining and cluster settings that no stage uses; as it is where none
-    uses it.
-    """
+    """Copy the data set without mining and cluster settings that no stage uses."""
     using = [stage for stage in stages if dataset.name in stage.datasets]
     if using and not _takes_negatives(using):
         dataset = without_negatives(dataset)
@@ -151,14 +152,14 @@ def as_taken(dataset: DatasetConfig, stages: Sequence[StageConfig]) -> DatasetCo
 
 
 def with_taken_clusters(dataset: DatasetConfig, stages: Sequence[StageConfig]) -> DatasetConfig:
-    """Copy the data set without clusters, if stages use it and none uses its clusters."""
+    """Copy the data set without its cluster settings if no stage that uses it needs clusters."""
     using = [stage for stage in stages if dataset.name in stage.datasets]
     idle = using and not any(stage.batch.policy == "clustered" for stage in using)
     return changed(dataset, clusters=None) if idle and dataset.clusters is not None else dataset
 
 
 def without_negatives(dataset: DatasetConfig) -> DatasetConfig:
-    """The data set without the settings that give it hard negatives, and steps that change them."""
+    """Copy the data set without settings that add hard negatives and steps that change them."""
     steps = [step.kind for step in dataset.steps if step.of_negatives]
     dataset = changed(dataset, **dict.fromkeys(steps))
     while (origin := origin_of_negatives(dataset)) is not None:
@@ -171,7 +172,8 @@ def without_negatives(dataset: DatasetConfig) -> DatasetConfig:
 
 
 def check_negatives(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
-    """Check that the data sets provide as many hard negatives of a query as the stage uses.
+    """Check that each data set can supply as many hard negatives for a query as the stage
+    uses.
 
     Raises:
         ValueError: none has any, or one has fewer.
@@ -191,7 +193,7 @@ def check_negatives(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
 
 
 def _no_negatives(stage: StageConfig, used: Sequence[DatasetConfig]) -> str:
-    """Message for a stage that needs hard negatives from data sets without any."""
+    """Build the error message for a stage that needs hard negatives from data sets without any."""
     first = used[0].name
     wanted, names = stage.batch.num_negatives, ", ".join(dataset.name for dataset in used)
     columns = [

@@ -1,4 +1,5 @@
-"""Tables of alternatives: what a setting with a `kind` may be, also from other packages.
+"""Tables of alternatives for settings with a `kind`, extended by other packages through entry
+points.
 
 A table names the settings class of each of its members by an import string; importing such a module
 loads neither torch nor Ray. A package outside of this one adds members by entry points of the
@@ -31,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SettingsTable:
-    """Table of settings classes of one kind, such as losses, by their `kind`."""
+    """Table of settings classes by their `kind`, such as the table of losses."""
 
     group: str
     """Group of entry points by which other packages add members."""
@@ -43,7 +44,7 @@ class SettingsTable:
     """Kind of settings without a `kind`, which is the first member's; None: they must name one."""
 
     def classes(self) -> dict[str, type[Settings]]:
-        """Settings class of each member by its kind, first the members of this package.
+        """Settings classes by kind, this package's first.
 
         A member of another package that cannot be imported, is no settings class of this table or
         has a kind that another one has is left out with a warning.
@@ -51,7 +52,7 @@ class SettingsTable:
         return self._members()[0]
 
     def _members(self) -> tuple[dict[str, type[Settings]], dict[str, str]]:
-        """Settings class of each member by its kind, and why each other kind is left out."""
+        """Settings classes by kind, and the reasons why kinds of other packages were left out."""
         found: dict[str, type[Settings]] = {}
         for reference in self.built_in:
             _add(self, found, load(reference), reference)
@@ -67,7 +68,7 @@ class SettingsTable:
             )
 
     def union(self) -> Any:
-        """Annotation of a setting that is one of the members, for pydantic.
+        """Type annotation, for pydantic, of a setting that holds one of the members.
 
         With a default, the kind alone also stands for a member with its defaults: `loss: siglip`.
         """
@@ -92,13 +93,16 @@ class NamedTable(Generic[T]):
     built_in: Mapping[str, T]
 
     def members(self) -> dict[str, T]:
-        """All members by name, first those that this package defines; warns of those left out."""
+        """All members by name, this package's first; members that cannot be imported cause a
+        warning.
+        """
         found = dict(self.built_in)
         _add_outside(self.group, partial(self._add, found))
         return found
 
     def get(self, name: str) -> T:
-        """Look up a member by name; other packages are imported only for names that are not here.
+        """Look up a member by name; other packages are imported only for names that this package
+        lacks.
 
         Raises:
             ConfigError: no such member; the message names the nearest one.
@@ -149,7 +153,9 @@ def _with_kind(default: str | None, left_out: Mapping[str, str], value: Any) -> 
 
 
 def _add_outside(group: str, add: Callable[[EntryPoint, Any], None]) -> dict[str, str]:
-    """Add the members of other packages, sorted by name; why others are left out."""
+    """Add the members that other packages define, sorted by name; return why some had to be left
+    out.
+    """
     left_out: dict[str, str] = {}
     for point in entry_points(group):
         try:
@@ -161,7 +167,7 @@ def _add_outside(group: str, add: Callable[[EntryPoint, Any], None]) -> dict[str
 
 
 def from_outside(point: EntryPoint) -> Any:
-    """Load the object that an entry point names.
+    """Import the object that another package's entry point names.
 
     Raises:
         ConfigError: it cannot be imported.
@@ -198,7 +204,7 @@ COMPANIONS = ("rayembed_extras", "rayembed_papers")
 
 
 def entry_points(group: str) -> list[EntryPoint]:
-    """Entry points of a group, sorted by name."""
+    """List the entry points of a group, sorted by name."""
     found = [*metadata.entry_points(group=group)]
     for package in COMPANIONS:
         spec = find_spec(package)  # each time: the code of a registered model may bring one

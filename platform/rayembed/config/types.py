@@ -1,4 +1,4 @@
-"""Types of settings with built-in checks, so that no class can forget one."""
+"""Types of settings with built-in validation, shared by all settings classes."""
 
 import unicodedata
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def unique_names(elements: str) -> AfterValidator:
-    """Return the check that no two settings of a tuple have the same `name`.
+    """Return a validator that refuses two settings of a tuple with the same `name`.
 
     Args:
         elements: what they are, in the plural, for the message.
@@ -62,8 +62,8 @@ SHORT_NAMES: Mapping[str, str] = {
 
 
 def expanded_name(reference: str) -> str:
-    """Resolve a short model name to its asset reference, or to the file or folder of that name;
-    other texts are returned unchanged. The loader `st:` before it stays.
+    """Resolve a short model name to the local file or folder of that name, else to its asset
+    reference; other texts stay unchanged. The loader `st:` before it stays.
 
     Only for what a user gives, where it is read. The whole path is no short name, so that another
     process, in another folder, does not take it for one.
@@ -80,7 +80,8 @@ ModelReference = Annotated[Reference, AfterValidator(expanded_name)]
 
 
 def check_storage_path(path: str) -> str:
-    """Check and return the path of a storage; raise if files below it cannot be named.
+    """Check and return a storage path; raise if it holds characters that paths below it cannot
+    have.
 
     Raises:
         ValueError: it holds a `*` or a control character.
@@ -128,7 +129,8 @@ model's attention has a kernel for it."""
 
 
 def has_content(text: str) -> bool:
-    """Whether a text has a letter, digit, punctuation mark or symbol, and so yields tokens.
+    """Whether a text has a letter, digit, punctuation mark or symbol, and so yields at least one
+    token.
 
     Tokenizer normalisers may strip everything else: spaces, controls, zero-width characters, marks
     such as accents without their letter, and the replacement character of undecodable bytes.
@@ -141,7 +143,7 @@ def has_content(text: str) -> bool:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether the text is encodable; JSON admits unpaired surrogates."""
+    """Whether the text can be encoded as UTF-8; texts from JSON may hold unpaired surrogates."""
     if text.isascii():
         return True
     try:

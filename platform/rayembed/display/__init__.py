@@ -1,1 +1,1 @@
-"""Output for users: tables, figures, progress, and a quiet log."""
+"""Output for users: tables, figures, progress lines, and a log without libraries' noise."""

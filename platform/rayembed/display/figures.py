@@ -1,4 +1,4 @@
-"""Common style of all figures, and the bar chart that several of them draw."""
+"""Common style of all figures, and a function for grouped bar charts."""
 
 import io
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ GRID = "#e3e6ea"
 def new_figure(
     *, width: float, height: float = 4.2, rows: tuple[float, ...] = (1.0,), columns: int = 1
 ) -> tuple[Any, Any]:
-    """Create a figure without a display, with axes from top to bottom or from left to right.
+    """Create a figure without a window, with its axes in one column or one row.
 
     Args:
         width: in inches, as the height.
@@ -42,7 +42,7 @@ def new_figure(
 
 
 def set_title(axes: Any, text: str, *, size: float = 11, pad: float | None = None) -> None:
-    """Write the title of axes, left-aligned."""
+    """Write a left-aligned title above the axes."""
     axes.set_title(text, loc="left", fontsize=size, fontweight="bold", pad=pad)
 
 
@@ -55,7 +55,8 @@ def grouped_bars(
     width: float,
     rotation: int = 0,
 ) -> float:
-    """Draw grouped bars with their numbers; returns the lowest height, at most 0.
+    """Draw grouped bars labelled with their values; return the lowest bar's height, at most
+    0.
 
     A height that is missing leaves no gap: the others of its group move together.
 
@@ -88,6 +89,6 @@ def png_of(figure: Any, dpi: int = 160) -> bytes:
 
 
 def write_png(figure: Any, path: str | Path) -> None:
-    """Write the figure; missing folders are made."""
+    """Write the figure as a PNG file; missing folders are created."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_bytes(png_of(figure))

@@ -1,4 +1,6 @@
-"""Outputs of a notebook's cell: one line that changes, and the log in one block."""
+"""Output in a notebook's cell: one progress line that is updated in place, and the log as one
+block.
+"""
 
 import html
 import logging
@@ -19,7 +21,7 @@ Display = Callable[..., Any]
 
 
 def notebook_display() -> Display | None:
-    """IPython's `display` in a notebook's kernel; None elsewhere."""
+    """Return IPython's `display` function in a notebook; None elsewhere."""
     ipython = sys.modules.get("IPython")
     shell = ipython and ipython.get_ipython()
     if ipython is None or getattr(shell, "kernel", None) is None:
@@ -29,25 +31,26 @@ def notebook_display() -> Display | None:
 
 
 class NotebookLine:
-    """One output of a cell, whose text changes."""
+    """Output of a notebook's cell whose text can be replaced."""
 
     def __init__(self, display: Display) -> None:
         self._output = display(_preformatted(""), raw=True, display_id=True)
 
     def show(self, text: str) -> None:
-        """Put the text in place of the former one."""
+        """Replace the shown text."""
         self.replace(_preformatted(text))
 
     def clear(self) -> None:
-        """Leave the text: the next one replaces it."""
+        """Do nothing: the next text replaces the shown one."""
 
     def replace(self, shown: dict[str, str]) -> None:
-        """Replace the output by another, by MIME type."""
+        """Replace the output by contents given by MIME type."""
         self._output.update(shown, raw=True)
 
 
 class NotebookLog(logging.Handler):
-    """The log of a call in one output: its last lines, and at the end all of them, folded.
+    """Log handler that shows a call's last lines in one notebook output, and at the end all lines,
+    folded.
 
     Warnings are written to standard error as well, so that they are seen without unfolding.
     """
@@ -59,7 +62,7 @@ class NotebookLog(logging.Handler):
         self._count, self._began = 0, time.monotonic()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Add a line, with the time since the call began."""
+        """Add a line to the shown log, with the time since the call began."""
         text = self.format(record)
         self._count += 1
         self._lines.append(f"{self._elapsed()}  {text}")
@@ -68,12 +71,12 @@ class NotebookLog(logging.Handler):
         self.show("")
 
     def show(self, text: str) -> None:
-        """Show the last lines, and the text of the line that changes below them."""
+        """Show the last log lines, followed by the text of the progress line."""
         last = list(self._lines)[-_TAIL:]
         self.line.replace(_preformatted("\n".join([*last, text] if text else last)))
 
     def close(self) -> None:
-        """Fold the log, or show nothing where no line was logged."""
+        """Replace the shown lines by the whole log, folded; by nothing if no line was logged."""
         super().close()
         if not self._count:
             self.line.replace(_preformatted(""))

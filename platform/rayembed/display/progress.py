@@ -1,5 +1,5 @@
-"""Progress of a run: a log line after ten silent seconds, or one live line in a terminal or
-notebook.
+"""Show the progress of a run: as a log line after ten silent seconds, or as one live line in a
+terminal or notebook.
 
 Whoever begins something long names it by `doing`; the innermost is what is told. A run with phases
 has an `overview` of them, `data ✓ → finetune 0/60 → scores`, told at each change.
@@ -40,7 +40,8 @@ StatusText = str | Callable[[], str]
 def doing(
     what: StatusText, *, tells_end: bool = False, silence_seconds: float = SILENCE_SECONDS
 ) -> Iterator[None]:
-    """Show the current work inside the block, whenever the log is silent.
+    """Show a text about the current work whenever the log is silent, for the duration of
+    the block.
 
     A log gets `what` where it has changed since it was last told, and otherwise
     `still what, 20 s`, without what follows two spaces. Of an empty text nothing is told: what is
@@ -73,7 +74,9 @@ def doing(
 
 @contextmanager
 def overview(phases: Sequence[str]) -> Iterator[None]:
-    """Log a run's phases at the start, at each `enter`, and with their times at the end."""
+    """Log all phases of a run at the start, again when a phase begins, and at the end with their
+    times.
+    """
     whole = _Overview([_Phase(name) for name in phases])
     whole.enter(phases[0])
     _log.info("%s", whole.text())
@@ -87,7 +90,7 @@ def overview(phases: Sequence[str]) -> Iterator[None]:
 
 
 def enter(phase: str, detail: str = "") -> None:
-    """Start a phase of the overview, if a run has one.
+    """Begin a phase in the run's overview; without an overview do nothing.
 
     Args:
         detail: how far it is, such as `0/60`.
@@ -98,26 +101,26 @@ def enter(phase: str, detail: str = "") -> None:
 
 
 def present_phase() -> str:
-    """Name of the overview's current phase; empty where there is none."""
+    """Name of the overview's current phase; empty without an overview."""
     phase = None if _teller.overview is None else _teller.overview.present()
     return "" if phase is None else phase.name
 
 
 def detail(text: str) -> None:
-    """Set the progress of the current phase, for the live line."""
+    """Set the text that the live line shows for the current phase, such as a step count."""
     if _teller.overview is not None and (phase := _teller.overview.present()) is not None:
         phase.detail = text
 
 
 def bar(done: float, of: int) -> str:
-    """Progress bar `██████░░`, in plain characters where the log cannot encode these."""
+    """Format progress as a bar `██████░░`, in ASCII characters if the log cannot encode these."""
     filled = round(_BAR * done / max(of, 1))
     full, empty = ("█", "░") if _takes("█░") else ("#", ".")
     return full * filled + empty * (_BAR - filled)
 
 
 def duration(seconds: float) -> str:
-    """Duration as `0:01:40`, in whole seconds."""
+    """Format a duration as `0:01:40`, in whole seconds."""
     return str(timedelta(seconds=round(seconds)))
 
 
@@ -134,7 +137,9 @@ class _Activity:
         return self.what if isinstance(self.what, str) else self.what()
 
     def line(self) -> str:
-        """Line for the log."""
+        """Format the line for the log: the changed text, or how long the unchanged work has
+        lasted.
+        """
         text, now = self.text(), time.monotonic()
         if text != self.last:
             self.last, self.began = text, now
@@ -156,7 +161,7 @@ class _Overview:
     phases: list[_Phase]
 
     def enter(self, name: str | None, detail: str = "") -> None:
-        """End the current phase, and all phases before the named one; None: all."""
+        """Begin the named phase and end all phases before it; None ends all phases."""
         now = time.monotonic()
         for phase in self.phases:
             if phase.name == name and phase.began is None:
@@ -181,7 +186,7 @@ class _Overview:
 
 
 class _Terminal:
-    """Live line at the bottom of a terminal."""
+    """Progress line at the bottom of a terminal, updated in place."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -206,8 +211,8 @@ _Live = _Terminal | NotebookLine
 
 
 def live_line() -> _Live | None:
-    """Live line of the notebook or terminal that shows the log; None: the log is shown in neither.
-    it is shown in neither.
+    """Return the progress line of the notebook or terminal that shows the log; None if the log goes
+    elsewhere. it is shown in neither.
     """
     logs = (handler for handler in _ours.handlers if isinstance(handler, NotebookLog))
     if log := next(logs, None):
@@ -219,7 +224,7 @@ def live_line() -> _Live | None:
 
 
 def _takes(text: str) -> bool:
-    """Whether the stream that the log goes to can encode the text."""
+    """Whether standard error, which shows the log, can encode the text."""
     try:
         # A stream that names no encoding keeps texts, not bytes.
         text.encode(getattr(sys.stderr, "encoding", None) or "utf-8")
@@ -229,7 +234,9 @@ def _takes(text: str) -> bool:
 
 
 class _Teller(logging.Handler):
-    """Log handler that shows the current work from its own thread, and notes other log records."""
+    """Log handler that shows the current work from its own thread whenever no log record has come
+    for a while.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,12 +248,12 @@ class _Teller(logging.Handler):
         self._logged = 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Clear the live line for a log record, and note the time."""
+        """Clear the live line before another handler writes the record, and note the time."""
         self._logged = time.monotonic()
         self.make_room()
 
     def make_room(self) -> None:
-        """Clear the live line until it is shown again."""
+        """Remove the live line from the screen until it is shown again."""
         if self._live is not None:
             self._live.clear()
 
@@ -311,8 +318,8 @@ _heard = _Heard()
 
 @contextmanager
 def hearing(listener: Listener | None) -> Iterator[None]:
-    """Send progress that this thread reports inside the block to a listener, as one unit; None: to
-    nobody.
+    """Send progress reported by this thread to a listener, for the duration of the block; None
+    discards it.
     """
     before = _heard.listener, _heard.first, _heard.width
     _heard.listener, _heard.first, _heard.width = listener, 0.0, 1.0
@@ -323,7 +330,7 @@ def hearing(listener: Listener | None) -> Iterator[None]:
 
 
 def present_listener() -> Listener | None:
-    """Listener of this thread's progress, for work done elsewhere on its behalf."""
+    """Return this thread's progress listener, to pass it to another thread that works for it."""
     return _heard.listener
 
 
@@ -335,7 +342,9 @@ def tell(share: float) -> None:
 
 @contextmanager
 def piece(first: float, last: float) -> Iterator[None]:
-    """Treat progress inside the block as this part of the current piece, from share to share."""
+    """Map progress reported in the block to the range from `first` to `last` of the
+    enclosing work.
+    """
     before = _heard.first, _heard.width
     _heard.first, _heard.width = before[0] + first * before[1], (last - first) * before[1]
     try:
@@ -347,7 +356,7 @@ def piece(first: float, last: float) -> Iterator[None]:
 
 
 def pieces(items: Sequence[Item]) -> Iterator[Item]:
-    """Iterate over the items, each an equal share of the current piece."""
+    """Iterate over items and count each as an equal share of the current work's progress."""
     for place, item in enumerate(items):
         with piece(place / len(items), (place + 1) / len(items)):
             yield item

@@ -1,4 +1,4 @@
-"""Suppression of libraries' log lines that do not concern a user.
+"""Hide log lines of libraries that are of no use to users.
 
 What is not named here comes through: each entry has its reason. `without` keeps from a library a
 package that it would import in vain.
@@ -49,7 +49,7 @@ _WORKERS_LINES = (
 
 @contextmanager
 def without(name: str) -> Iterator[None]:
-    """Hide the package of that name from imports inside the block.
+    """Make imports of the named package fail inside the block.
 
     For libraries that take what they do not need: one that is imported already stays visible.
     """
@@ -94,7 +94,7 @@ class _Harmless(logging.Filter):
 
 
 def quiet() -> None:
-    """Suppress the libraries' harmless lines in this process's log; may be called again.
+    """Hide harmless log lines of libraries in this process; further calls change nothing.
 
     Also what each of Ray's workers begins with.
     """
@@ -106,12 +106,12 @@ def quiet() -> None:
 
 
 def set_unset(environment: Mapping[str, str]) -> dict[str, str]:
-    """Set environment variables inside the block that are not set yet."""
+    """Set environment variables that have no value yet, for the duration of the block."""
     unset = {name: value for name, value in environment.items() if name not in os.environ}
     os.environ.update(unset)
     return unset
 
 
 def without_harmless(lines: Iterable[str]) -> list[str]:
-    """Filter harmless lines out of the output of Ray's workers."""
+    """Remove harmless lines from the output of Ray's workers."""
     return [line for line in lines if not any(part in line for part in _WORKERS_LINES)]

@@ -1,4 +1,4 @@
-"""Tables of the whole package and their display: in the terminal, as Markdown, as CSV.
+"""Tables of rayembed, shown in the terminal, as Markdown or as CSV.
 
 A table prints itself on a console of rich; `show` gives it as text. It knows nothing of what it
 shows.
@@ -32,7 +32,7 @@ WIDTH = 140
 
 @dataclass(frozen=True)
 class Cell:
-    """One number in a table."""
+    """A number in a table, with its difference from a base value and a mark for the best."""
 
     value: float | None
     """The number; None or NaN: there is none."""
@@ -53,7 +53,8 @@ class Cell:
         return self.value is None or math.isnan(self.value)
 
     def text(self, between: str) -> "Text":
-        """Text of the number in a terminal: the best in bold, a gain in green, a loss in red.
+        """Format the number for a terminal: the best in bold, a gain in green, a loss in
+        red.
 
         Args:
             between: what stands between the value and the difference.
@@ -70,7 +71,7 @@ class Cell:
         return shown
 
     def markdown(self) -> str:
-        """Text of the number in Markdown: the best in bold, the difference in brackets."""
+        """Format the number for Markdown: the best in bold, the difference in brackets."""
         if self.is_missing:
             return self.gap
         value = f"{self.value:.{self.digits}f}"
@@ -82,14 +83,16 @@ class Cell:
 
 
 def best_of(values: Iterable[float | None], digits: int) -> float | None:
-    """The highest value as printed, so that values that print alike are all the best."""
+    """Highest value after rounding to the printed digits, so that values that print alike share the
+    mark.
+    """
     known = (value for value in values if value is not None and not math.isnan(value))
     return max((round(value, digits) for value in known), default=None)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of texts and numbers under heads."""
+    """Table of texts and numbers with column heads, independent of the form of output."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[object]]
@@ -147,7 +150,7 @@ class Table:
 
 
 def facts_table(title: str, facts: Mapping[str, object]) -> Table:
-    """Create a table without heads: names of facts and the facts."""
+    """Create a table of names and values, without column heads."""
     return Table(["", ""], list(facts.items()), title=title, has_head=False)
 
 
@@ -170,7 +173,7 @@ def _markdown_line(cells: Sequence[object]) -> str:
 
 
 def console(out: TextIO | None = None, *, soft_wrap: bool = False) -> "Console":
-    """Create a console for tables and lines, printed as they are, in a notebook as plain text.
+    """Create a console that prints tables and lines unchanged, in a notebook as plain text.
 
     Args:
         out: where to print; None: standard output.

@@ -1,1 +1,1 @@
-"""Evaluation through mteb: scores in mteb's result format, and tables of them."""
+"""Evaluate models with mteb: scores in mteb's result format, and tables of them."""

@@ -1,4 +1,4 @@
-"""Averages over a benchmark's tasks, computed as on mteb's leaderboard and in the papers.
+"""Compute averages over a benchmark's tasks as mteb's leaderboard and the papers do.
 
 A category is a type of mteb's tasks. `Mean (Task)` is the mean over all tasks, which the papers
 call the average of 56 tasks; `Mean (TaskType)` is the mean over the categories. CQADupstack is one
@@ -42,7 +42,7 @@ MIRACL_LANGUAGES: tuple[str, ...] = (
 
 
 def main_score(factory: "TaskFactory", result: "TaskResult") -> float:
-    """Mean of the task's main score over the factory's splits and subsets.
+    """Mean of the task's main score over the splits and subsets that the factory selects.
 
     Not a number where one of them is missing; others in the result do not count.
     """
@@ -50,7 +50,8 @@ def main_score(factory: "TaskFactory", result: "TaskResult") -> float:
 
 
 def averages(benchmark: str, scores: Mapping[str, float]) -> dict[str, float]:
-    """Return the mean of each category, then `Mean (Task)` and `Mean (TaskType)`.
+    """Return the mean of each task category, then `Mean (Task)` over tasks and `Mean (TaskType)`
+    over categories.
 
     Args:
         scores: task name → main score, in any unit. Of an aggregate its own score counts or, where
@@ -74,8 +75,8 @@ def averages(benchmark: str, scores: Mapping[str, float]) -> dict[str, float]:
 
 
 def miracl_averages(by_language: Mapping[str, float]) -> dict[str, float]:
-    """Return `Mean (18)` over MIRACL's languages and `Mean (16)` without German and Yoruba, each
-    only if all its languages have scores (Nomic v2, Table 5).
+    """Return `Mean (18)` over MIRACL's languages and `Mean (16)` without German and Yoruba; a mean
+    with missing languages is left out (Nomic v2, Table 5).
     """
     sixteen = tuple(name for name in MIRACL_LANGUAGES if name not in NOT_AMONG_THE_16)
     return {

@@ -1,4 +1,4 @@
-"""Picklable factories of mteb tasks, from the names of benchmarks and tasks.
+"""Make picklable factories of mteb tasks from the names of benchmarks and tasks.
 
 A task holds data and random generators, so it is made anew wherever it is evaluated; what travels
 is its name with the subsets and splits that the benchmark evaluates. Every benchmark of mteb over
@@ -50,7 +50,7 @@ _TEXTS_UNKNOWN = 10_000
 
 @dataclass(frozen=True)
 class MtebTask:
-    """A factory of one mteb task."""
+    """Picklable description of one mteb task, which `load` turns into a fresh task."""
 
     name: str
     subsets: tuple[str, ...] | None = None
@@ -83,18 +83,18 @@ class MtebTask:
 
     @property
     def num_texts(self) -> int:
-        """Number of different texts to embed, from mteb's data statistics; loads no data."""
+        """Number of distinct texts to embed, from mteb's statistics, without loading data."""
         return _num_texts(self)
 
 
 def benchmark_names() -> tuple[str, ...]:
-    """Names of all benchmarks over texts, sorted."""
+    """Sorted names of all mteb benchmarks over texts."""
     of_mteb = [found.name for found in mteb.get_benchmarks() if not other_inputs(found.tasks)]
     return tuple(sorted([*of_mteb, "MTEB-MINI", *_MADE_HERE]))
 
 
 def benchmark_tasks(name: str, *, also: Sequence[str] = ()) -> tuple[MtebTask, ...]:
-    """The tasks of a benchmark, in its order.
+    """List the tasks of a benchmark, in its order.
 
     MTEB(eng, v1) takes the development split of MSMARCO, and English subsets alone; an aggregate
     such as CQADupstackRetrieval is one task (`pieces` takes it apart).
@@ -123,7 +123,7 @@ def benchmark_tasks(name: str, *, also: Sequence[str] = ()) -> tuple[MtebTask, .
 
 
 def named_tasks(names: Iterable[str]) -> tuple[MtebTask, ...]:
-    """Return mteb's tasks of these names with all their subsets and splits, each once.
+    """Look up mteb tasks by name, each once, with all their subsets and splits.
 
     Raises:
         ConfigError: mteb has no such task, or one over images, sound or video.
@@ -181,7 +181,9 @@ def _unless_all(task: Any, subsets: tuple[str, ...]) -> tuple[str, ...] | None:
 
 
 def _with_own_members(aggregate: Any) -> Any:
-    """The aggregate with tasks of its own: mteb's are shared by all of the process."""
+    """Give an aggregate task its own copies of its member tasks, which mteb shares within the
+    process.
+    """
     members = [type(member)() for member in aggregate.metadata.tasks]
     aggregate.metadata = aggregate.metadata.model_copy(update={"tasks": members})
     aggregate.tasks = members
@@ -191,12 +193,12 @@ def _with_own_members(aggregate: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def task_names() -> frozenset[str]:
-    """Names of all tasks of mteb."""
+    """Names of all mteb tasks."""
     return frozenset(task.metadata.name for task in TASK_LIST)
 
 
 def other_inputs(tasks: Iterable[Any]) -> list[str]:
-    """Input types of the tasks other than text, sorted."""
+    """Sorted input types of the tasks, such as images, apart from text."""
     return sorted({kind for task in tasks for kind in task.metadata.modalities} - {"text"})
 
 
@@ -224,20 +226,20 @@ def _num_texts(factory: MtebTask) -> int:
 
 
 def _table(statistics: Mapping[str, Any], split: str, subset: str) -> Mapping[str, Any]:
-    """Counts by mteb of a subset; empty where it has none."""
+    """Look up mteb's descriptive statistics of a subset; empty if mteb has none."""
     whole = statistics.get(split, {})
     by_subset = whole.get("hf_subset_descriptive_stats")
     return dict(whole if by_subset is None else by_subset.get(subset, {}))
 
 
 def _different(table: Mapping[str, Any]) -> int:
-    """Different texts of a subset: of documents and queries, of both sides of pairs."""
+    """Count the distinct texts of a subset: documents and queries, or both sides of pairs."""
     parts = [part for part in table.values() if isinstance(part, dict)]
     return sum(int(part.get("unique_texts", 0)) for part in parts)
 
 
 def _encoded(task: Any, table: Mapping[str, Any]) -> int:
-    """Texts of the evaluated split that are embedded: clustering takes a sample."""
+    """Count the texts of the evaluated split that are embedded; clustering embeds only a sample."""
     count = _different(table)
     if not isinstance(task, AbsTaskClustering):
         return count
@@ -247,6 +249,6 @@ def _encoded(task: Any, table: Mapping[str, Any]) -> int:
 
 
 def _training_examples(task: AbsTaskClassification, table: Mapping[str, Any]) -> int:
-    """Most texts of the training split that are embedded."""
+    """Maximum number of texts of the training split that a classification task embeds."""
     labels = int((table.get("label_statistics") or {}).get("unique_labels", 0))
     return int(task.samples_per_label * task.n_experiments * labels)

@@ -1,4 +1,4 @@
-"""BM25 as a baseline for retrieval tasks."""
+"""BM25 as a baseline model for retrieval tasks."""
 
 import time
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from rayembed.search.bm25_library import bm25s
 
 
 def bm25_meta(name: str, revision: str) -> ModelMeta:
-    """Metadata of the baseline for mteb."""
+    """Metadata of the BM25 baseline for mteb."""
     return model_meta(name, revision, model_type=["sparse"], framework=[], n_parameters=0)
 
 
@@ -57,8 +57,8 @@ class Bm25:
         num_proc: int | None = None,
         **_options: Any,
     ) -> dict[str, dict[str, float]]:
-        """Score the best documents of each query by id; documents without a common word are left
-        out.
+        """Score the best documents of each query, by id; documents that share no word with the
+        query are left out.
         """
         depth = len(self._ids) if top_ranked else min(top_k, len(self._ids))
         ids = list(queries["id"])

@@ -1,4 +1,4 @@
-"""Evaluation of a model that is already loaded."""
+"""Evaluate a model that is already in memory."""
 
 import copy
 import tempfile
@@ -24,7 +24,9 @@ from rayembed.models.contract import EmbeddingModel
 
 @dataclass(frozen=True)
 class LoadedSpec(PromptedSpec):
-    """Spec of a model that is loaded in this process; it embeds on the model's device."""
+    """Spec of a model that is already loaded in this process; texts are embedded on the model's
+    device.
+    """
 
     model: EmbeddingModel
     meta: ModelMeta
@@ -40,12 +42,14 @@ class LoadedSpec(PromptedSpec):
 
     @property
     def fingerprint(self) -> str:
-        """The revision, which depends on the weights."""
+        """Revision of the model in its metadata, which depends on its weights."""
         return str(self.meta.revision)
 
     @property
     def conditions(self) -> dict[str, str]:
-        """Number type, lengths, width and the number of documents in a context."""
+        """Describe the number type, maximum lengths, vector width and number of context
+        documents.
+        """
         dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
         width = self.dimension or self.model.dimensions[0]
         found = {"dtype": dtype, "dimensions": str(width)}
@@ -53,8 +57,8 @@ class LoadedSpec(PromptedSpec):
         return found | ({"context": str(self.num_context)} if self.model.uses_context else {})
 
     def load(self, device: str) -> EmbedTexts:
-        """Return the embedding function of a copy of the model with the text lengths of the
-        evaluation.
+        """Copy the model, set the evaluation's maximum text lengths, and return its embedding
+        function.
         """
         del device
         cut: Any = copy.copy(self.model)
@@ -92,8 +96,8 @@ def loaded_spec(
 def scores_of(
     spec: LoadedSpec, tasks: Sequence[TaskFactory], results_folder: str | Path, device: str
 ) -> dict[str, float]:
-    """Evaluate in this process and return the main score of each task; the folder keeps the
-    results.
+    """Evaluate a loaded model in this process; return the main score of each task and write all
+    results to a folder.
 
     Raises:
         RayembedError: a task cannot be scored.

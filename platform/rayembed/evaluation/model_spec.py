@@ -1,4 +1,4 @@
-"""Specs of models under evaluation: picklable descriptions from which workers load a model."""
+"""Specs of evaluated models: picklable descriptions from which workers load a model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,8 @@ SCORES = 1
 
 @dataclass(frozen=True)
 class EncodeSpec:
-    """Everything that decides a text's vector apart from the text and the model.
+    """Role, prompt and context of a text: everything besides the model and the text that determines
+    its vector.
 
     Texts of one encode spec go through the model together; tasks that share one share vectors.
     """
@@ -52,14 +53,17 @@ EmbedTexts = Callable[[Sequence[str], EncodeSpec], np.ndarray]
 
 @runtime_checkable
 class EmbedInContext(Protocol):
-    """A loaded contextual model: an `EmbedTexts` for encode specs that name a context."""
+    """Protocol of a loaded contextual model: an `EmbedTexts` for encode specs that name a
+    context.
+    """
 
     def __call__(self, texts: Sequence[str], encode_spec: EncodeSpec) -> np.ndarray:
         """Embed texts as `EmbedTexts` does, in the context that the encode spec names."""
         ...
 
     def learn(self, name: str, documents: Callable[[], Sequence[str]]) -> None:
-        """Embed the documents of a context, unless the one of that name is known.
+        """Embed the documents of a named context, unless this context has been embedded
+        before.
 
         Args:
             documents: gives them when they are needed.
@@ -71,11 +75,11 @@ Similarity = Literal["cosine", "dot"]
 
 
 class ModelSpec(Protocol):
-    """Protocol of a picklable description of a model; only `load` needs the weights in memory."""
+    """Protocol of a picklable model description; only `load` reads the weights."""
 
     @property
     def meta(self) -> "ModelMeta":
-        """Metadata for mteb; results are stored under its name and revision.
+        """Metadata for mteb; results are stored under the name and revision in it.
 
         Two models that could give a text other vectors, or that put other prompts before it, never
         share both.
@@ -84,19 +88,19 @@ class ModelSpec(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of everything that decides a text's vector apart from the text and its encode
-        spec.
+        """Fingerprint of everything that determines a text's vector apart from the text and its
+        encode spec.
         """
         ...
 
     @property
     def similarity(self) -> Similarity:
-        """Similarity of vectors, which need not be of unit length: cosine normalises itself."""
+        """Name of the similarity by which vectors are compared; `cosine` normalises them first."""
         ...
 
     @property
     def stored(self) -> StoredVectors:
-        """Number type in which a search holds the vectors, and their rescoring; `load` always
+        """Number type in which a search stores the vectors, and the rescoring; `load` always
         returns float32.
         """
         ...
@@ -104,18 +108,18 @@ class ModelSpec(Protocol):
     def encode_spec(
         self, task_metadata: "TaskMetadata", prompt_type: "PromptType | None"
     ) -> EncodeSpec:
-        """Return the encode spec of the task's texts of this prompt type (None: of symmetric
+        """Return the encode spec for a task's texts of this prompt type (None for symmetric
         tasks).
         """
         ...
 
     def shown(self, encode_spec: EncodeSpec) -> str:
-        """Prompt before a text of this encode spec, in readable form."""
+        """Prompt before a text of this encode spec, in a form for readers."""
         ...
 
     @property
     def conditions(self) -> Mapping[str, str]:
-        """Readable conditions that decide the vectors apart from weights and prompts: number type,
+        """Describe what determines the vectors apart from weights and prompts: number type,
         lengths, width, context. Scores are compared only where it is the same.
         """
         ...
@@ -131,7 +135,7 @@ class ModelSpec(Protocol):
 
 @dataclass(frozen=True)
 class ModelLoader:
-    """Entry for a loader of models that rayembed does not load itself."""
+    """Table entry for a function that loads models which rayembed itself cannot load."""
 
     takes: Callable[[str], bool]
     """Whether this loader handles a model reference."""
@@ -145,28 +149,26 @@ LOADERS = NamedTable("rayembed.model_loaders", ModelLoader, "loader of models", 
 
 
 class PromptedSpec:
-    """Base class for specs of models that rayembed loads, with a prompt for every task."""
+    """Base class for specs of models that rayembed loads; it finds the prompt for every task."""
 
     prompts: ModelPrompts
 
     def encode_spec(
         self, task_metadata: "TaskMetadata", prompt_type: "PromptType | None"
     ) -> EncodeSpec:
-        """Return role and prompt: texts of symmetric tasks are queries, and tasks with the same
-        prompts share an encode spec.
+        """Return the encode spec with role and prompt; texts of symmetric tasks count as
+        queries.
         """
         instruction = self.prompts.instruction(task_metadata, prompt_type)
         return EncodeSpec(role_of(prompt_type), instruction)
 
     def shown(self, encode_spec: EncodeSpec) -> str:
-        """The literal prompt, with the instruction filled into its template."""
+        """Literal prompt, with the instruction inserted into its template."""
         return self.prompts.shown(encode_spec.instruction)
 
 
 def check_same_weights(reference: str, folder: Path, weights: str) -> None:
-    """Raise ArtifactError unless the folder's weights are the weights at the start of the
-    evaluation.
-    """
+    """Raise ArtifactError if the folder's weights have changed since the evaluation began."""
     if (seen := weights_fingerprint(folder)) != weights:
         raise ArtifactError(
             f"the model {reference!r} has weights {seen} on this machine, but the evaluation began "
@@ -175,7 +177,9 @@ def check_same_weights(reference: str, folder: Path, weights: str) -> None:
 
 
 def stored_conditions(stored: StoredVectors) -> dict[str, str]:
-    """Readable number type and rescoring of a search in compressed vectors; empty for float32."""
+    """Describe the number type and rescoring of a search in compressed vectors; empty for
+    float32.
+    """
     told: dict[str, str] = {}
     if stored.precision != "float32":
         told["precision"] = stored.precision
@@ -207,7 +211,9 @@ class ContextualSpec(Protocol):
 
     @property
     def num_context(self) -> int:
-        """Maximum documents of a context; 0: the model does not use the task's corpus."""
+        """Maximum number of context documents; 0 for a model that does not use the task's
+        corpus.
+        """
         ...
 
     @property
@@ -217,7 +223,8 @@ class ContextualSpec(Protocol):
 
 
 def model_meta(name: str, revision: str, **known: Any) -> "ModelMeta":
-    """Make mteb's metadata of a model; names without an organisation get `rayembed/`.
+    """Make mteb's metadata of a model; a name without an organisation gets the prefix
+    `rayembed/`.
 
     The name and the revision are what mteb finds results by, so both must tell models apart.
     """

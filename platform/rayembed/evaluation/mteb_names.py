@@ -1,5 +1,5 @@
-"""Names of mteb's tasks and benchmarks, from an index of the pinned version: importing mteb takes
-seconds, and misspelt names are reported before. `tests/support/mteb_index.py` writes the index.
+"""Index of mteb's task and benchmark names, because importing mteb takes seconds and misspelt names
+should fail earlier. `tests/support/mteb_index.py` writes the index.
 """
 
 import json
@@ -18,7 +18,7 @@ FILE = "mteb_names.json"
 
 @dataclass(frozen=True)
 class MtebNames:
-    """All names of one version of mteb."""
+    """All task and benchmark names of one version of mteb."""
 
     mteb: str
     """The version."""
@@ -36,7 +36,9 @@ class MtebNames:
 
 @lru_cache(maxsize=1)
 def mteb_names() -> MtebNames | None:
-    """Return the index; None if another version of mteb is installed, whose names may differ."""
+    """Return the index of names; None if the installed mteb is another version, whose names may
+    differ.
+    """
     values = json.loads(files(__package__).joinpath(FILE).read_text(encoding="utf-8"))
     lists = ("tasks", "benchmarks", "aliases")
     found = MtebNames(**{**values, **{name: tuple(values[name]) for name in lists}})
@@ -48,7 +50,8 @@ def mteb_names() -> MtebNames | None:
 
 
 def check_names(setting: str, scores: Scores, also: Iterable[str] = ()) -> None:
-    """Check that mteb has the benchmarks and tasks of the scores, by the index of names.
+    """Check, by the index of names, that mteb has the benchmarks and tasks that the
+    settings name.
 
     Args:
         setting: of the scores, for messages; empty for those of an evaluation.
@@ -92,12 +95,12 @@ def check_task(setting: str, name: str) -> None:
 
 
 def no_benchmark(name: str, known: Iterable[str]) -> str:
-    """Error text for an unknown benchmark, with the nearest names or all."""
+    """Build the error text for an unknown benchmark, with the nearest names or all names."""
     return f"there is no benchmark {name!r}; {nearest(name.partition('?')[0], known)}"
 
 
 def no_task(name: str, known: Iterable[str]) -> str:
-    """Error text for an unknown task, with the nearest names."""
+    """Build the error text for an unknown task, with the nearest names."""
     hint = nearest(name, known)
     # All of them, over a thousand, would tell nothing.
     hint = hint if hint.startswith("did you mean") else "mteb.get_tasks() lists all"

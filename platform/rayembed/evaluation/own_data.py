@@ -1,5 +1,5 @@
-"""Retrieval sets of the user: queries, documents and judgements are read, checked and written for
-memory mapping.
+"""Read and check a user's retrieval set (queries, documents, judgements), and write it for memory
+mapping.
 
 BEIR's layout, in a local folder or object storage. Each of the three is one file or a folder of
 files; JSONL, TSV, CSV (also with .gz) and Parquet are read, in any mixture:
@@ -50,7 +50,7 @@ Judgements = dict[str, dict[str, int]]
 
 @dataclass(frozen=True)
 class OwnFiles:
-    """Files of a retrieval set: corpus, queries and judgements."""
+    """Paths of the files of a retrieval set: corpus, queries and judgements."""
 
     path: str
     split: str
@@ -60,9 +60,7 @@ class OwnFiles:
 
     @property
     def key(self) -> str:
-        """Hash of the files' contents; for object storage, of their sizes and
-        modification times.
-        """
+        """Hash of the files' contents; in object storage, of their sizes and modification times."""
         parts = (self.corpus, self.queries, self.judgements)
         told = [self.split, [[piece.key for piece in part] for part in parts]]
         return xxhash.xxh3_128_hexdigest(repr(told).encode())
@@ -70,7 +68,7 @@ class OwnFiles:
 
 @dataclass(frozen=True)
 class About:
-    """Statistics of a written set: its contents and the rows that were left out."""
+    """Statistics of a prepared retrieval set, including rows that were left out."""
 
     fingerprint: str
     """Hash of the set's ids, texts and grades, in the order of its files."""
@@ -83,18 +81,18 @@ class About:
 
 @dataclass
 class Faults:
-    """Invalid rows of a set: their number by reason, with the first examples."""
+    """Counts of a set's invalid rows by reason, with a few examples of each."""
 
     found: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
 
     def add(self, part: str, reason: str, example: str) -> None:
-        """Count an invalid row of a part of the set, and keep the first examples of each reason."""
+        """Count an invalid row, and keep the first examples of each reason."""
         count, examples = self.found.get(f"{part}: {reason}", (0, []))
         kept = examples if len(examples) == _EXAMPLES else [*examples, example]
         self.found[f"{part}: {reason}"] = (count + 1, kept)
 
     def refuse(self, told: str) -> None:
-        """Raise DataError if there are invalid rows; the message starts with the given location."""
+        """Raise DataError if invalid rows were counted; the message starts with the given text."""
         if not self.found:
             return
         lines = [
@@ -149,7 +147,8 @@ def _part(path: str, names: list[str], part: str) -> tuple[FilePiece, ...]:
 
 
 def write_set(files: OwnFiles, folder: Path) -> About:
-    """Write three files of Arrow and `about.json` into the folder, and return the latter's content.
+    """Write a retrieval set as three Arrow files and `about.json`, and return the
+    statistics.
 
     Left out are queries that nobody judged or that no document is relevant to, judgements that
     are there twice, and documents without any text that nobody judged.
@@ -203,7 +202,7 @@ def write_set(files: OwnFiles, folder: Path) -> About:
 
 
 def read_about(folder: Path) -> About:
-    """Read the counts of a set that `write_set` wrote."""
+    """Read the statistics that `write_set` wrote."""
     return About(**json.loads((folder / ABOUT).read_text(encoding="utf-8")))
 
 
@@ -234,7 +233,7 @@ def _read_judgements(files: OwnFiles, faults: Faults, dropped: dict[str, int]) -
 
 
 def _check_header(files: OwnFiles) -> None:
-    """Raise if judgements lack the expected header, as TREC files do."""
+    """Raise if the judgements lack the expected header line, as TREC files do."""
     wanted = set(_GRADES.names)
     piece = files.judgements[0]
     first = next((row for row in read_rows(piece) if isinstance(row, Row)), None)
@@ -255,7 +254,7 @@ def _check_header(files: OwnFiles) -> None:
 def _read_queries(
     files: OwnFiles, judged: Judgements, faults: Faults, dropped: dict[str, int]
 ) -> dict[str, str]:
-    """Texts of the judged queries by id."""
+    """Read the texts of the judged queries, by id."""
     queries: dict[str, str] = {}
     passed: set[str] = set()
     for row in readable_rows(files.queries, "queries", faults):
@@ -284,7 +283,9 @@ def _write_corpus(
     dropped: dict[str, int],
     digest: xxhash.xxh3_128,
 ) -> tuple[set[str], int]:
-    """Write the documents; return the wanted ones that are there, and how many were written."""
+    """Write the documents; return the ids of judged documents that exist, and the number of written
+    documents.
+    """
     hashes = array("q")
     seen: set[str] = set()
     without_text = 0
@@ -312,7 +313,9 @@ def _write_corpus(
 
 
 def _find_repeated(files: OwnFiles, hashes: "array[int]", faults: Faults) -> None:
-    """Count documents with the id of another one; the corpus is read again only if hashes agree."""
+    """Count documents whose id another document has; the corpus is read again only if id hashes
+    collide.
+    """
     ordered = np.sort(np.frombuffer(hashes, dtype=np.int64)) if hashes else np.empty(0, np.int64)
     suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
     if not suspects:
@@ -330,7 +333,7 @@ def _find_repeated(files: OwnFiles, hashes: "array[int]", faults: Faults) -> Non
 
 
 def readable_rows(pieces: tuple[FilePiece, ...], part: str, faults: Faults | None) -> Iterator[Row]:
-    """Yield the readable rows, and count the others as faults."""
+    """Yield the readable rows of files, and count the others as invalid."""
     for piece in pieces:
         for row in read_rows(piece):
             if isinstance(row, Row):
@@ -347,7 +350,7 @@ def _named(row: Row) -> str:
 
 
 def _text(row: Row, column: str) -> str:
-    """The text in a cell; empty where it or the column is missing."""
+    """Text of a row's cell; empty if the cell or the column is missing."""
     return (text_in(row.values, column) if column in row.values else None) or ""
 
 
@@ -357,7 +360,7 @@ def _drop(dropped: dict[str, int], reason: str, count: int) -> None:
 
 
 class ArrowFile:
-    """A writer of a file in Arrow's stream format, one batch at a time."""
+    """Writer of a file in Arrow's stream format, which writes rows in batches."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.num_rows = 0
@@ -373,7 +376,7 @@ class ArrowFile:
         self._writer.close()
 
     def add(self, *row: Any) -> None:
-        """Write a row, its cells in the order of the schema."""
+        """Append a row; its cells must be in the order of the schema."""
         self.num_rows += 1
         self._waiting.append(row)
         if len(self._waiting) == _ROWS_PER_BATCH:

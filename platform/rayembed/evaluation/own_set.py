@@ -1,4 +1,4 @@
-"""The user's own evaluation sets as tasks of mteb.
+"""Turn the user's own evaluation sets into mteb tasks.
 
 The data are read and checked once (`own_data`, `own_tables`), kept in the cache of assets, and
 mapped from there: a corpus never stands in memory whole. A process that first opens a set reads its
@@ -85,7 +85,7 @@ _FORMS: Mapping[type, Form] = {
 
 @dataclass(frozen=True)
 class OwnTask:
-    """A factory of the mteb task over a set of the user; interchangeable with `MtebTask`."""
+    """Picklable factory of the mteb task over a user's own set, used like `MtebTask`."""
 
     settings: OwnSet
 
@@ -108,21 +108,23 @@ class OwnTask:
 
     @property
     def num_texts(self) -> int:
-        """Maximum number of texts to embed; the first call reads the data, as in `load`."""
+        """Maximum number of texts to embed; the first call reads the set's data, as in `load`."""
         if isinstance(self.settings, RetrievalSet):
             return sum(about.documents + about.queries for about in self.abouts.values())
         return tables_of(self.settings)[1].num_texts
 
     @property
     def size(self) -> tuple[int, str]:
-        """Size of the set and the unit it is counted in; the first call reads the data."""
+        """Size of the set and its unit, documents or rows; the first call reads the data."""
         if isinstance(self.settings, RetrievalSet):
             return sum(about.documents for about in self.abouts.values()), "documents"
         return self.num_texts, "rows"
 
     @property
     def abouts(self) -> dict[str, About]:
-        """Statistics of each part of a retrieval set by language; `default` without languages."""
+        """Statistics of a retrieval set by language; the key is `default` for a set without
+        languages.
+        """
         assert isinstance(self.settings, RetrievalSet)
         return {
             code: read_about(folder) for code, folder in retrieval_folders(self.settings).items()
@@ -145,8 +147,8 @@ class OwnTask:
 
 @lru_cache(maxsize=512)
 def remember_prompt(metadata: TaskMetadata, prompt: str) -> type:
-    """Register a class by which `get_abstask_prompt` resolves the prompt of a task whose class is
-    not imported here, or that has no name of its own.
+    """Register a task's prompt with mteb, for a task whose class this process has not
+    imported.
 
     mteb looks among the classes of tasks that this process knows, and holds none of them itself.
     """
@@ -154,13 +156,15 @@ def remember_prompt(metadata: TaskMetadata, prompt: str) -> type:
 
 
 def retrieval_folders(own: RetrievalSet) -> dict[str, Path]:
-    """Map each language to the local folder of its prepared part; `default` without languages."""
+    """Map each language of a retrieval set to the local folder of its prepared part; `default`
+    without languages.
+    """
     places = {code: join(own.path, code) for code in own.languages} or {"default": own.path}
     return {code: _written_set(path, own.split) for code, path in places.items()}
 
 
 def tables_of(own: OwnSet) -> tuple[Path, AboutTables]:
-    """Local folder of a prepared table, and its statistics."""
+    """Prepare the tables of an own set if needed; return their local folder and statistics."""
     splits = {"test": own.path}
     if isinstance(own, ClassificationSet):
         splits["train"] = own.train
@@ -169,8 +173,8 @@ def tables_of(own: OwnSet) -> tuple[Path, AboutTables]:
 
 
 def first_texts(own: OwnSet, count: int) -> list[str]:
-    """Return the first queries of a retrieval set, or the first texts of pairs or of classified
-    texts.
+    """Return the first `count` texts of an own set: of retrieval the queries, of pairs the first
+    sides.
     """
     if isinstance(own, RetrievalSet):
         files = [(folder / QUERIES, "text") for folder in retrieval_folders(own).values()]
@@ -202,19 +206,19 @@ def _written_tables(splits: tuple[tuple[str, str], ...], form: Form) -> Path:
 
 
 class _Own:
-    """Base class of mteb's tasks over own sets: their data are read once and kept."""
+    """Base class of mteb tasks over own sets, which load their data once and keep it."""
 
     dataset: Any
     data_loaded: bool
 
     def unload_data(self) -> None:
-        """Free the loaded data; mteb's own would also forget which data this task holds."""
+        """Free the loaded data; mteb's own method would also forget where the data is."""
         self.dataset = {}
         self.data_loaded = False
 
 
 class _OwnTable(_Own):
-    """Tasks whose data are columns."""
+    """Base class of mteb tasks whose data are rows of a table, such as classification and pairs."""
 
     metadata: TaskMetadata
     _folder: Path
@@ -226,7 +230,7 @@ class _OwnTable(_Own):
         return about
 
     def load_data(self, num_proc: int | None = None, *, timer: Any = None, **_options: Any) -> None:
-        """Map the columns to where mteb looks for them."""
+        """Memory-map the columns as the `dataset` that mteb reads."""
         del num_proc, timer
         files = {split: str(table_file(self._folder, split)) for split in self._splits}
         self.dataset = DatasetDict({name: Dataset.from_file(file) for name, file in files.items()})
@@ -234,7 +238,7 @@ class _OwnTable(_Own):
 
 
 class OwnRetrieval(_Own, AbsTaskRetrieval):  # type: ignore[misc] # untyped
-    """Retrieval task: queries of the set search its documents."""
+    """Retrieval task over an own set: its queries search its documents."""
 
     def __init__(self, own: RetrievalSet) -> None:
         self._folders = retrieval_folders(own)
@@ -248,7 +252,9 @@ class OwnRetrieval(_Own, AbsTaskRetrieval):  # type: ignore[misc] # untyped
         self.hf_subsets = list(self._folders)
 
     def load_data(self, num_proc: int | None = None, *, timer: Any = None, **_options: Any) -> None:
-        """Map documents and queries into memory, and read the judgements into mteb's fields."""
+        """Memory-map documents and queries, and read the judgements, as the `dataset` that mteb
+        reads.
+        """
         del num_proc, timer
         (split,) = self.metadata.eval_splits
         self.dataset = {code: {split: _searched(at)} for code, at in self._folders.items()}
@@ -270,7 +276,9 @@ def _searched(folder: Path) -> dict[str, Any]:
 
 
 class OwnClassification(_OwnTable, AbsTaskClassification):  # type: ignore[misc] # untyped
-    """Classification task: a classifier learns from a few examples of each class."""
+    """Classification task over an own set: a classifier learns from a few examples of each
+    class.
+    """
 
     _splits = ("train", "test")
 
@@ -283,7 +291,7 @@ class OwnClassification(_OwnTable, AbsTaskClassification):  # type: ignore[misc]
 
 
 class OwnClustering(_OwnTable, AbsTaskClustering):  # type: ignore[misc] # untyped
-    """Clustering task: the classes are the true clusters."""
+    """Clustering task over an own set: clusters of texts are compared with the given labels."""
 
     max_fraction_of_documents_to_embed = None
     input_column_name, label_column_name = "text", "label"
@@ -296,7 +304,7 @@ class OwnClustering(_OwnTable, AbsTaskClustering):  # type: ignore[misc] # untyp
 
 
 class OwnPairClassification(_OwnTable, AbsTaskPairClassification):  # type: ignore[misc] # untyped
-    """Pair classification: whether two texts belong together."""
+    """Pair classification task over an own set: decide whether two texts belong together."""
 
     label_column_name = "label"
 
@@ -306,7 +314,7 @@ class OwnPairClassification(_OwnTable, AbsTaskPairClassification):  # type: igno
 
 
 class OwnSTS(_OwnTable, AbsTaskSTS):  # type: ignore[misc] # untyped
-    """Semantic similarity of pairs of texts, against human scores."""
+    """Similarity task over an own set: compare the similarity of texts with human scores."""
 
     def __init__(self, own: STSSet) -> None:
         about = self._read(own)

@@ -1,4 +1,5 @@
-"""Tables of texts of the user: rows are read, checked and written for memory mapping.
+"""Read and check a user's tables of texts with labels or scores, and write them for memory
+mapping.
 
     classification, clustering       text, label
     pair classification              sentence1, sentence2, label: 1 for a pair that belongs together
@@ -45,7 +46,7 @@ _BINARY = {"0": 0, "1": 1, "false": 0, "true": 1}
 
 @dataclass(frozen=True)
 class OwnTable:
-    """Files with the rows of one split."""
+    """Paths of the files with the rows of one split."""
 
     path: str
     split: str
@@ -54,7 +55,7 @@ class OwnTable:
 
 @dataclass(frozen=True)
 class AboutTables:
-    """Statistics of written tables."""
+    """Statistics of prepared tables."""
 
     fingerprint: str
     """Hash of texts, classes and grades, in the order of the files."""
@@ -74,12 +75,12 @@ class AboutTables:
 
 
 def table_file(folder: Path, split: str) -> Path:
-    """File of a split in a folder of `write_tables`."""
+    """Path of a split's file in a folder of `write_tables`."""
     return folder / f"{split}.arrow"
 
 
 def write_tables(tables: tuple[OwnTable, ...], form: Form, folder: Path) -> AboutTables:
-    """Write a file of Arrow for each split and `about.json`.
+    """Write an Arrow file for each split, and `about.json` with the statistics.
 
     Classes are numbered in the order of their names, so that the order of rows decides nothing.
 
@@ -119,7 +120,7 @@ def write_tables(tables: tuple[OwnTable, ...], form: Form, folder: Path) -> Abou
 
 
 def read_about_tables(folder: Path) -> AboutTables:
-    """Read the counts that `write_tables` wrote."""
+    """Read the statistics that `write_tables` wrote."""
     values = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
     return AboutTables(**{**values, "classes": tuple(values["classes"])})
 

@@ -1,4 +1,4 @@
-"""Plan of an evaluation: its tasks, their missing pieces, and merged results.
+"""Plan an evaluation: its tasks, their parts without a result, and the merging of results.
 
 A retrieval task over several subsets (the languages of MIRACL) is one piece a subset; an aggregate
 (CQADupstackRetrieval) is one piece a member. Other tasks stay whole: bitext mining embeds all
@@ -35,9 +35,7 @@ from rayembed.results.writer import ResultWriter
 
 
 def pieces(factory: MtebTask) -> tuple[MtebTask, ...]:
-    """Split a task into parts that can be evaluated independently and give the task's
-    own scores.
-    """
+    """Split a task into parts that can be evaluated independently and merged to the same scores."""
     task = factory.load()
     if task.is_aggregate:
         members = [member.metadata for member in task.metadata.tasks]
@@ -52,7 +50,7 @@ def pieces(factory: MtebTask) -> tuple[MtebTask, ...]:
 
 
 def joined(factory: MtebTask, results: Sequence[TaskResult]) -> TaskResult:
-    """Merge the results of all pieces of a task, in any order.
+    """Merge the results of all parts of a task, given in any order.
 
     Scores are those of the task evaluated whole; the time is the sum of the pieces' times.
 
@@ -72,7 +70,8 @@ def joined(factory: MtebTask, results: Sequence[TaskResult]) -> TaskResult:
 
 
 def task_factories(scores: Scores) -> list[TaskFactory]:
-    """Return each named task once, without benchmarks that bring their own jobs.
+    """List the tasks that the settings name, each once; benchmarks with their own jobs are left
+    out.
 
     A task that two benchmarks have with other subsets or splits is evaluated on those of both.
 
@@ -96,7 +95,7 @@ def task_factories(scores: Scores) -> list[TaskFactory]:
 
 
 def _both(one: MtebTask, other: MtebTask) -> MtebTask:
-    """The task on the subsets and splits of either."""
+    """Merge two selections of the same task into one with the subsets and splits of both."""
     if one == other:
         return one
     tasks = one.load(), other.load()
@@ -109,7 +108,7 @@ def _both(one: MtebTask, other: MtebTask) -> MtebTask:
 
 @dataclass
 class Scoring:
-    """State of one task during an evaluation."""
+    """State of one task during an evaluation: its parts, their results, and the score."""
 
     factory: TaskFactory
     pieces: tuple[TaskFactory, ...]
@@ -129,11 +128,11 @@ class Scoring:
         return self.factory.name
 
     def missing(self) -> list[ScoreTask]:
-        """Pieces without a result."""
+        """Jobs for the parts of the task that have no result yet."""
         return [ScoreTask(piece) for piece in self.pieces if piece not in self.results]
 
     def take(self, piece: TaskFactory, result: Any, writer: ResultWriter) -> None:
-        """Store a piece's result at once, so that a restart does not repeat it."""
+        """Store the result of a part at once, so that a restarted evaluation does not repeat it."""
         self.results[piece] = writer.save(result)
         if (whole := self._whole(piece)) is not None:
             if whole is not self.results[piece]:
@@ -141,7 +140,9 @@ class Scoring:
             self._take_score(whole)
 
     def find(self, writer: ResultWriter) -> None:
-        """Read stored results from the folder; write an aggregate's missing result."""
+        """Read stored results from the folder; if all members of an aggregate have one, write the
+        aggregate's own.
+        """
         for piece in self.pieces:
             result = writer.finished(piece.load())
             if result is not None:
@@ -152,8 +153,8 @@ class Scoring:
             self._take_score(whole)
 
     def score_in(self, benchmark_task: MtebTask) -> float | None:
-        """The score over a benchmark's splits and subsets, which may be fewer than the evaluated
-        ones. None: pieces are missing.
+        """Score of the task on a benchmark's splits and subsets, which may be fewer than the
+        evaluated ones. None: pieces are missing.
         """
         if self.result is None or self.factory == benchmark_task:
             return self.score
@@ -165,8 +166,8 @@ class Scoring:
         return main_score(benchmark_task, self.result)
 
     def by_subset(self) -> dict[str, float]:
-        """Score of each finished subset (of MIRACL: language), for tasks whose pieces are subsets;
-        empty for others.
+        """Score of each finished subset (for MIRACL: each language) of a task that is evaluated
+        subset by subset; else empty.
         """
         return {
             piece.subsets[0]: main_score(piece, self.results[piece])
@@ -179,8 +180,8 @@ class Scoring:
         self.result, self.score = whole, main_score(self.factory, whole)
 
     def _whole(self, piece: TaskFactory) -> Any:
-        """The result of the task, whose subsets are in one file, which was read last, with this
-        piece; None while pieces are missing. The members of an aggregate have files of their own.
+        """Return the result of the whole task after this part was read; None while parts are
+        missing. The members of an aggregate have files of their own.
         """
         if len(self.results) < len(self.pieces):
             return None
@@ -195,7 +196,7 @@ class Scoring:
 
 
 def find_results(factories: Sequence[TaskFactory], writer: ResultWriter) -> list[Scoring]:
-    """Return all tasks with the results that the folder has of them.
+    """Return the state of every task, with the results that the folder already has.
 
     Raises:
         RayembedError: a task of the user's own cannot be made of its data.
@@ -210,7 +211,7 @@ def find_results(factories: Sequence[TaskFactory], writer: ResultWriter) -> list
 
 
 def retrieval_only(factories: Sequence[TaskFactory]) -> list[TaskFactory]:
-    """Select the tasks that a model without vectors can run."""
+    """Select the tasks that a model without vectors, such as BM25, can run."""
     return [factory for factory in factories if _is_retrieval(factory.load())]
 
 

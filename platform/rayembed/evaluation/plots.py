@@ -1,4 +1,4 @@
-"""Plots of a run: scores by model, and loss curves of its stages."""
+"""Draw a run's plots: scores by model, and loss curves of its stages."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,9 +11,7 @@ from rayembed.evaluation.tables import ScoreTable, heading
 
 
 def score_bars(table: ScoreTable, path: str | Path) -> None:
-    """Plot scores as PNG: a group of bars for each task, a bar for each model, no bar for missing
-    scores.
-    """
+    """Draw scores as a PNG bar chart, grouped by task, one bar for each model."""
     tasks, labels = table.tasks, list(table.rows)
     bars = 0.36 * (len(labels) + 1) * len(tasks)
     legend = sum(0.4 + 0.075 * len(label) for label in labels)  # inches, of one line
@@ -47,7 +45,7 @@ def loss_curve(
     *,
     validation: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Plot the smoothed loss over the steps as PNG, with the learning rate below.
+    """Draw the smoothed loss by step as PNG, with the learning rate below it.
 
     Args:
         records: `step`, `loss`, `learning_rate` and `stage` of each step. Steps that start again

@@ -1,4 +1,5 @@
-"""Role, instruction or prefix of a text in a task: the one rule for all evaluations.
+"""Decide role, instruction and prefix of each text of a task; every evaluation uses these
+rules.
 
 mteb tells a text's side by its prompt type: query or document in retrieval and reranking, none in
 symmetric tasks (classification, clustering, pair classification, STS, summarisation, bitext
@@ -52,14 +53,16 @@ _VERSION = re.compile(r"(HardNegatives)?(\.v\d+)?$")
 
 @cache
 def published(table: str) -> dict[str, Any]:
-    """Read the published prompts of a table from its file."""
+    """Read a table of published prompts from its file."""
     path = Path(__file__).with_name("prompt_tables") / f"{table}.json"
     values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return values
 
 
 def published_instruction(table: str, task: str, task_type: str) -> str:
-    """Find the published instruction of a task, of its full-size original, or of its task type."""
+    """Look up the published instruction of a task, of its full-size original, or of its
+    task type.
+    """
     tasks, types = published(table)["tasks"], published(table)["types"]
     known = {name.lower(): text for name, text in tasks.items()}
     for name in base_names(task):
@@ -70,7 +73,9 @@ def published_instruction(table: str, task: str, task_type: str) -> str:
 
 
 def base_names(task: str) -> Iterator[str]:
-    """Yield the task's name, then the names of its larger or earlier originals, nearest first."""
+    """Yield a task's name, then the names of the larger or earlier tasks that it derives from,
+    nearest first.
+    """
     yield task
     base = _VERSION.sub("", task).removeprefix("Nano")
     yield base
@@ -78,13 +83,15 @@ def base_names(task: str) -> Iterator[str]:
 
 
 def role_of(prompt_type: "PromptType | None") -> Role:
-    """Return document or query; texts of symmetric tasks are queries."""
+    """Role of texts by mteb's prompt type, query or document; texts of symmetric tasks count as
+    queries.
+    """
     return "document" if prompt_type == "document" else "query"
 
 
 @dataclass(frozen=True)
 class FolderPrompts:
-    """Prompts saved in a model's folder."""
+    """Prompts and templates saved in a model's folder."""
 
     table: str | None
     """Table of published prompts that fits the model's architecture; None for none."""
@@ -107,30 +114,32 @@ class FolderPrompts:
 
     @property
     def given(self) -> dict[str, str]:
-        """Saved prompts that say more than the role's prefix."""
+        """Saved prompts by name that contain more than the role's prefix."""
         if self.own:
             return given_prompts(self.named, self.prefixes.get("query", ""))
         return {name: text for name, text in self.named.items() if name not in get_args(Role)}
 
     def head(self, instruction: str, role: Role) -> str:
-        """Literal text before a text of this role, as in the model's own tokenizer."""
+        """Literal text before a text of this role, as the model's own tokenizer adds it."""
         template = self.in_place if self.template is None else self.template
         return literal_prompt(instruction, self.prefixes.get(role, ""), template)
 
     def behind(self, prefix: str, instruction: str) -> str:
-        """Literal text of a prefix followed by an instruction, for models without a template."""
+        """Literal text made of a prefix followed by an instruction, for models without a
+        template.
+        """
         return literal_prompt(instruction, prefix, self.in_place)
 
 
 @dataclass(frozen=True)
 class ModelPrompts:
-    """The prompts of one model under one set of settings."""
+    """The prompts of one model, from the settings and the model's folder."""
 
     settings: Prompts
     folder: FolderPrompts
 
     def __post_init__(self) -> None:
-        """Refuse settings that have no effect on this model.
+        """Raise if a prompt setting has no effect on this model.
 
         Raises:
             ConfigError: a prefix, or a table of prefixes, for a model with a template.
@@ -153,7 +162,9 @@ class ModelPrompts:
 
     @property
     def table(self) -> str:
-        """The configured table of published prompts; for `auto`, the table that fits the model."""
+        """Name of the configured table of published prompts; for `auto`, of the table that fits the
+        model.
+        """
         if self.settings.table != "auto":
             return self.settings.table
         table = self.folder.table
@@ -162,7 +173,7 @@ class ModelPrompts:
         return table if table in PREFIX_TABLES and self._has_learnt(table) else "folder"
 
     def _has_learnt(self, table: str) -> bool:
-        """Whether the model knows the prefixes of the table.
+        """Whether the model was trained with the prefixes in the table.
 
         Those of queries and documents must be its own. A folder of ours also names the prefixes of
         all data sets that it was trained with, and one that is not among them it has never seen.
@@ -175,7 +186,7 @@ class ModelPrompts:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of all prompts, the published tables included: it changes when any text could
+        """Fingerprint of all prompts, published tables included, which changes if any text could
         get another prompt.
         """
         is_published = self.table in (*INSTRUCTION_TABLES, *PREFIX_TABLES)
@@ -184,7 +195,9 @@ class ModelPrompts:
         return fingerprint([settings, asdict(self.folder), table])
 
     def instruction(self, metadata: "TaskMetadata", prompt_type: "PromptType | None") -> str:
-        """Value of `EncodeSpec.instruction`: task definition for a template, else literal text."""
+        """Value of `EncodeSpec.instruction` for a task: the task definition for a template, else
+        the literal prompt.
+        """
         role = role_of(prompt_type)
         given = self._given(metadata, role)
         if self.folder.template is not None:
@@ -202,13 +215,13 @@ class ModelPrompts:
         return self._prefix(metadata, prompt_type)
 
     def shown(self, instruction: str) -> str:
-        """Literal text before a text with this `EncodeSpec.instruction`."""
+        """Literal prompt before a text with the given `EncodeSpec.instruction`."""
         if self.folder.template is None or not instruction:
             return instruction
         return self.folder.template.replace("{instruction}", instruction)
 
     def _given(self, metadata: "TaskMetadata", role: Role) -> str | None:
-        """The user's task definition; None: none is given."""
+        """Task definition in the user's settings, by task or task type; None if there is none."""
         keys = [f"{metadata.name}-{role}", metadata.name, f"{metadata.type}-{role}", metadata.type]
         if role == "document":
             keys = keys[::2]
@@ -217,7 +230,9 @@ class ModelPrompts:
         )
 
     def _definition(self, metadata: "TaskMetadata", prompt_type: "PromptType | None") -> str:
-        """The task definition of a model with a template; documents have what the folder says."""
+        """Task definition for a model with a template; documents have the one saved in the
+        folder.
+        """
         if self.table == "none":
             return ""
         template = self.folder.template or ""
@@ -237,25 +252,29 @@ class ModelPrompts:
         return default
 
     def _saved(self, metadata: "TaskMetadata", prompt_type: "PromptType | None") -> str | None:
-        """Prompt that was given for the task or its type, by the name that mteb finds in the
-        folder; None: none was.
+        """Prompt that the folder has for the task or its type, under the name that mteb would use;
+        None without one.
         """
         if self.table == "none":
             return None
         return self.folder.given.get(self._name(metadata, prompt_type))
 
     def _as_mteb(self, metadata: "TaskMetadata", prompt_type: "PromptType | None") -> str:
-        """Prompt of the folder as mteb chooses it, whose wrapper reads nothing else."""
+        """Prompt in the folder that mteb's own wrapper would use for the task; empty
+        without one.
+        """
         return self.folder.named.get(self._name(metadata, prompt_type)) or ""
 
     def _name(self, metadata: "TaskMetadata", prompt_type: "PromptType | None") -> str:
-        """Name of the folder's prompt that mteb chooses; empty: it finds none."""
+        """Name of the folder's prompt that mteb would choose for the task; empty if none fits."""
         from mteb.models.abs_encoder import get_prompt_name
 
         return get_prompt_name(dict(self.folder.named), metadata, prompt_type) or ""
 
     def _of_table(self, metadata: "TaskMetadata", role: Role) -> str:
-        """The words of an instruction table or of mteb's task; empty where neither has any."""
+        """Instruction for the task from a published table or from mteb, by the setting `wording`;
+        empty if neither has any.
+        """
         if role == "document" or self.table not in INSTRUCTION_TABLES:
             return ""
         paper = published_instruction(self.table, metadata.name, metadata.type)
@@ -265,7 +284,7 @@ class ModelPrompts:
         return paper or of_task
 
     def _prefix(self, metadata: "TaskMetadata", prompt_type: "PromptType | None") -> str:
-        """Literal text from a table of prefixes or from the folder."""
+        """Literal prefix for the task, from a table of prefixes or from the folder."""
         from mteb.models.abs_encoder import get_prompt_name
 
         if self.table == "none":
@@ -280,7 +299,7 @@ class ModelPrompts:
         return self._role_prefix(metadata, prompt_type) if found is None else found
 
     def _role_prefix(self, metadata: "TaskMetadata", prompt_type: "PromptType | None") -> str:
-        """Literal text that goes by the role alone."""
+        """Literal prefix that depends on the role alone, not on the task."""
         if self.table == "none":
             return ""
         if self.table in PREFIX_TABLES:
@@ -291,7 +310,9 @@ class ModelPrompts:
 
 
 def _words_of(metadata: "TaskMetadata") -> str:
-    """The instruction of mteb's task, or of the task that it is a smaller or later cut of."""
+    """Instruction that mteb gives a task, else the task that it is a smaller or later
+    version of.
+    """
     stated = metadata.prompt
     for name in base_names(metadata.name):
         if stated is None and name != metadata.name:
@@ -363,7 +384,8 @@ def unsaved_prompts(
     instructions: Mapping[str, str],
     defaults: Mapping[Role, str] = MappingProxyType({}),
 ) -> FolderPrompts:
-    """Prompts of a rayembed model that is not saved yet, equal to its future folder's prompts.
+    """Prompts of a rayembed model that is not saved yet, equal to those in its future
+    folder.
 
     Args:
         instructions: those that it would be saved with.

@@ -1,4 +1,5 @@
-"""Table of the prompts of every task, printed before a run and stored with its results.
+"""Table of the prompts of all tasks, printed before an evaluation and stored with its
+results.
 
 A prompt that is missing or another than the model was trained with costs scores without a word.
 """
@@ -20,7 +21,7 @@ from rayembed.models.versions import VECTORS
 
 @dataclass(frozen=True)
 class PromptRow:
-    """Prompt of one role of one task."""
+    """Table row with the prompt for one role in one task."""
 
     task: str
     type: str
@@ -38,7 +39,9 @@ class PromptRow:
 
 
 def prompts_table(spec: ModelSpec, tasks: Sequence[AbsTask]) -> list[PromptRow]:
-    """Make a row for each side of each task; aggregates have rows for each of their parts."""
+    """Make table rows for the queries and documents, or the sides, of each task; aggregates have
+    rows for each member.
+    """
     return [
         PromptRow(
             task=task.metadata.name,
@@ -56,7 +59,7 @@ def prompts_table(spec: ModelSpec, tasks: Sequence[AbsTask]) -> list[PromptRow]:
 
 
 def prompts_record(spec: ModelSpec, tasks: Sequence[AbsTask]) -> dict[str, Any]:
-    """The table with the model's name and revision, as plain values for `prompts.yaml`."""
+    """Convert the table, with the model's name and revision, to plain values for `prompts.yaml`."""
     return {
         "model": spec.meta.name,
         "revision": spec.meta.revision,
@@ -66,7 +69,8 @@ def prompts_record(spec: ModelSpec, tasks: Sequence[AbsTask]) -> dict[str, Any]:
 
 
 def with_earlier_tasks(record: dict[str, Any], earlier: str | None) -> dict[str, Any]:
-    """Add rows of an earlier record for tasks that this one lacks, if both used the same settings.
+    """Add rows of an earlier record for tasks that this record lacks, if both have the same
+    settings.
 
     Args:
         earlier: text of the `prompts.yaml` beside the results; None: there is none.
@@ -83,7 +87,7 @@ def with_earlier_tasks(record: dict[str, Any], earlier: str | None) -> dict[str,
 
 
 def literal_prompts(prompts: ModelPrompts, tasks: Sequence[AbsTask]) -> dict[str, list[str]]:
-    """Literal prompts before the texts of each side of each task, by the tasks' names."""
+    """Map each task's name to the literal prompts before its texts, one for each prompt type."""
     return {
         task.metadata.name: [
             prompts.shown(prompts.instruction(task.metadata, side)) for side in _sides(task)
@@ -93,7 +97,7 @@ def literal_prompts(prompts: ModelPrompts, tasks: Sequence[AbsTask]) -> dict[str
 
 
 def format_prompts(rows: Sequence[PromptRow]) -> str:
-    """Format each prompt with the tasks that use it, as lines of text."""
+    """Format each distinct prompt with the tasks that use it, as lines of text."""
     by_prompt: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         by_prompt.setdefault((row.side, row.prompt), []).append(row.task)
@@ -113,7 +117,7 @@ def _parts(tasks: Sequence[AbsTask]) -> Iterator[AbsTask]:
 
 
 def _sides(task: AbsTask) -> tuple[PromptType | None, ...]:
-    """The prompt types with which mteb asks for the texts of the task."""
+    """List the prompt types that mteb uses for the texts of the task."""
     if isinstance(task, AbsTaskRetrieval):
         return PromptType.query, PromptType.document
     sides = [getattr(task, f"input{i}_prompt_type", None) for i in (1, 2)]

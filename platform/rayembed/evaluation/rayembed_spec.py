@@ -1,4 +1,6 @@
-"""Models under evaluation that rayembed loads: its own, published NV-Embed, encoder folders."""
+"""Specs of evaluated models that rayembed loads: its own, NV-Embed as published, and encoder
+folders.
+"""
 
 import copy
 import logging
@@ -56,9 +58,7 @@ with it."""
 
 @dataclass(frozen=True)
 class RayembedSpec(PromptedSpec):
-    """Spec of a model that rayembed loads; its vectors have unit length, whatever the
-    folder says.
-    """
+    """Spec of a model that rayembed loads; its vectors always have unit length."""
 
     settings: ModelUnderTest
     reference: str
@@ -80,17 +80,20 @@ class RayembedSpec(PromptedSpec):
 
     @property
     def num_context(self) -> int:
-        """Documents of a task's corpus; 0 with another context than the task's own."""
+        """Number of context documents from a task's corpus; 0 if the settings choose another
+        context.
+        """
         return self.places if self.settings.context == "corpus" else 0
 
     @property
     def context_seed(self) -> int:
-        """Seed of the draw of context documents."""
+        """Seed for sampling the context documents."""
         return self.settings.context_seed
 
     @property
     def meta(self) -> "ModelMeta":
-        """Name and a revision `<weights>-<all else that could change a score>`.
+        """Metadata for mteb, with the revision `<weights>-<hash of everything else that could
+        change a score>`.
 
         That of cut vectors begins with `first256-`, that of small ones with `int8-` or `binary1-`,
         that without context with `context0-`, so that scores of the model as it is are found by how
@@ -115,8 +118,8 @@ class RayembedSpec(PromptedSpec):
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of weights, number type, lengths, width and a contextual model's context,
-        and `VECTORS`.
+        """Fingerprint of weights, number type, lengths, width, the settings of a context, and the
+        constant `VECTORS`.
 
         Prompts and the documents of a context stand in the encode spec.
         """
@@ -128,18 +131,18 @@ class RayembedSpec(PromptedSpec):
 
     @property
     def similarity(self) -> Similarity:
-        """The similarity is the cosine, since all vectors have unit length."""
+        """Name of the similarity, always `cosine`, since all vectors have unit length."""
         return "cosine"
 
     @property
     def stored(self) -> StoredVectors:
-        """Number type of searched vectors, as configured."""
+        """Number type and rescoring of the search, as configured."""
         return self.settings.stored
 
     @property
     def conditions(self) -> dict[str, str]:
-        """Settings that scores depend on: number types, maximum lengths, vector width, and a
-        contextual model's context.
+        """Describe the settings that scores depend on: number types, maximum lengths, vector width,
+        and context.
         """
         found = {"dtype": self.settings.dtype, "dimensions": str(self.dimensions)}
         found |= {f"{role}_max_length": str(length) for role, length in self.max_lengths}
@@ -178,12 +181,12 @@ class RayembedSpec(PromptedSpec):
 
 
 class RayembedEncoder:
-    """Embedding function of a loaded model, with the most recently used contexts."""
+    """Embedding function of a loaded model; embeddings of recently used contexts are cached."""
 
     def __init__(
         self, model: Any, plain: Tokenizer, dimensions: int, tokens_per_batch: int | None = None
     ) -> None:
-        """The model.
+        """Wrap a loaded model.
 
         Args:
             plain: tokenizer of context documents, which have the prefix of their training whatever
@@ -196,7 +199,7 @@ class RayembedEncoder:
         self._contexts: OrderedDict[str, Tensor] = OrderedDict()
 
     def __call__(self, texts: Sequence[str], encode_spec: EncodeSpec) -> np.ndarray:
-        """(N, D) float32 vectors of the texts."""
+        """Embed the texts: (N, D) float32 vectors."""
         context = self._contexts[encode_spec.context] if encode_spec.context else None
         vectors = encode(
             self._model,
@@ -210,7 +213,7 @@ class RayembedEncoder:
         return cut(vectors, self._dimensions)
 
     def learn(self, name: str, documents: Callable[[], Sequence[str]]) -> None:
-        """Embed the documents of a context, unless the named context is known."""
+        """Embed the documents of a named context, unless this context is cached."""
         if name in self._contexts:
             self._contexts.move_to_end(name)
             return
@@ -230,7 +233,9 @@ _CONTEXTS = 32
 
 
 class LiteralPrompts:
-    """A tokenizer that takes whole prompts in place of its folder's prefixes."""
+    """Tokenizer whose instructions are whole literal prompts, which replace the folder's
+    prefixes.
+    """
 
     def __init__(self, tokenizer: PrefixTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -243,21 +248,23 @@ class LiteralPrompts:
         *,
         allow_empty: bool = False,
     ) -> list[Tokens]:
-        """Tokens of each text after its prompt; see `Tokenizer`."""
+        """Tokenise each text after its literal prompt; see `Tokenizer`."""
         heads = instructions or [""] * len(texts)
         return self._tokenizer.with_prompts(texts, heads, role, allow_empty=allow_empty)
 
     def collate(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
-        """One padded micro-batch; see `Tokenizer`."""
+        """Make one padded micro-batch; see `Tokenizer`."""
         return self._tokenizer.collate(tokens)
 
     def pack(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
-        """One packed micro-batch; see `PackingTokenizer`."""
+        """Make one packed micro-batch; see `PackingTokenizer`."""
         return self._tokenizer.pack(tokens)
 
 
 def with_literal_prompts(model: EmbeddingModel) -> Any:
-    """Wrap the model so that `EncodeSpec.instruction` is the whole prompt; weights are shared."""
+    """Wrap the model so that `EncodeSpec.instruction` is the whole literal prompt; the weights are
+    shared.
+    """
     if not isinstance(model.tokenizer, PrefixTokenizer):
         return model
     literal: Any = copy.copy(model)
@@ -271,8 +278,8 @@ def rayembed_spec(
     tracking_uri: str | None = None,
     on: Precision | str | None = None,
 ) -> RayembedSpec:
-    """Make the spec of a folder that `load_model` accepts; weights are read for their fingerprint
-    only.
+    """Make the spec of a folder that `load_model` accepts; weights are read only for their
+    fingerprint.
 
     Arguments are those of `make_spec`.
 
@@ -320,7 +327,9 @@ def rayembed_spec(
 
 
 def _counted(folder: Path) -> int | None:
-    """Parameters of the model that one without weights was made of."""
+    """Number of parameters of the model that a compressed folder was made from; None for other
+    folders.
+    """
     told = read_compression(folder)
     return None if told is None else int(told["weights"])
 
@@ -328,7 +337,7 @@ def _counted(folder: Path) -> int | None:
 def lengths_read(
     config: ModelConfig, max_length: int | None = None
 ) -> tuple[tuple[Role, int], ...]:
-    """Maximum tokens that an evaluation reads of a text, by role.
+    """Maximum number of tokens of a text in an evaluation, by role.
 
     Args:
         max_length: what is asked for; None: 512, and room for examples before a query.
@@ -345,7 +354,7 @@ def _usual_length(config: ModelConfig, role: Role) -> int:
 
 
 def name_of(reference: str) -> str:
-    """Derive a model's `org/name` in results from its reference.
+    """Derive a model's `org/name` for results from its reference.
 
     A folder is called by its name; one called `model` or `export` by the folder that holds it.
     """
@@ -364,7 +373,7 @@ def name_of(reference: str) -> str:
 
 
 def cut(vectors: np.ndarray, dimensions: int) -> np.ndarray:
-    """Truncate vectors to (N, dimensions), and normalise them again if components were dropped."""
+    """Truncate vectors to (N, dimensions), and renormalise them if components were dropped."""
     if dimensions >= vectors.shape[1]:
         return vectors
     kept = torch.from_numpy(np.ascontiguousarray(vectors[:, :dimensions]))
@@ -373,7 +382,8 @@ def cut(vectors: np.ndarray, dimensions: int) -> np.ndarray:
 
 
 def _dimensions(settings: ModelUnderTest, folder: Path) -> int:
-    """Return the configured width, or the full one.
+    """Return the configured vector width, or else the full one; raise if the model has
+    fewer.
 
     Raises:
         ConfigError: wider than the model.

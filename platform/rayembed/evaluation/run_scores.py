@@ -46,7 +46,7 @@ def run_model(
     training: TrainingData | None = None,
     on: hardware.Precision | str | None = None,
 ) -> ModelSpec | Bm25:
-    """Spec of a model of the run or of a baseline: number type, lengths and context are as in
+    """Make the spec of a run's model or of a baseline, with number type, lengths and context as in
     `rayembed evaluate`.
 
     Args:
@@ -78,26 +78,26 @@ def run_model(
 
 
 def own_names(run: Run) -> tuple[str, ...]:
-    """Names of the run's own sets, its validation and held-out sets included."""
+    """Names of the run's own sets, including validation sets and held-out sets."""
     names = [own.name for own in run.evaluation.own_sets]
     names += [held_out_set(dataset.name) for dataset in run.held_out_datasets]
     return tuple(dict.fromkeys((*names, *run.validation_names)))
 
 
 def prompts_for(folder: Path, run: Run) -> ModelPrompts:
-    """Prompts for a saved model, as in `rayembed evaluate`."""
+    """Prompts of a run's saved model, the same as in `rayembed evaluate`."""
     return ModelPrompts(_given(folder, run), folder_prompts(folder, check_loadable(folder)))
 
 
 def run_prompts(run: Run, settings: Prompts | None = None) -> ModelPrompts:
-    """Prompts for a model of the run that is not saved yet."""
+    """Prompts of a run's model that is not saved yet."""
     told = unsaved_prompts(run.model, run.instructions, run.default_instructions())
     return ModelPrompts(settings or Prompts(), told)
 
 
 def decided(tasks: Sequence[Any], prompts: ModelPrompts, *others: object) -> str:
-    """Fingerprint of everything that decides a score apart from weights: data, prompts, `VECTORS`
-    and `SCORES`.
+    """Fingerprint of everything that determines a score apart from weights: data, prompts, and the
+    constants `VECTORS` and `SCORES`.
 
     Args:
         others: plain values that decide it, too.
@@ -107,8 +107,8 @@ def decided(tasks: Sequence[Any], prompts: ModelPrompts, *others: object) -> str
 
 
 def _given(folder: Path, run: Run) -> Prompts:
-    """The run's instructions that the folder does not say itself, for a model that knows such: of
-    others' encoders the folder alone counts.
+    """Instructions of the run that the model's folder lacks; none for other models that take no
+    instructions.
 
     A model of the run was saved with all of them, so that whoever scores it without the run finds
     the same.
@@ -130,7 +130,7 @@ def make_spec(
     own_tasks: Iterable[str] = (),
     on: hardware.Precision | str | None = None,
 ) -> ModelSpec:
-    """Make the spec of the configured model; weights are not loaded.
+    """Make the spec of the configured model, without loading its weights.
 
     Args:
         own_tasks: names of tasks that mteb does not have and instructions may be given for.

@@ -1,4 +1,4 @@
-"""Tables of scores: models in rows, tasks in columns."""
+"""Tables of scores, with models in rows and tasks in columns."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -37,7 +37,9 @@ MERGED = "-merged-"
 
 @dataclass(frozen=True)
 class ScoreKey:
-    """Identifies a scored model of a run."""
+    """Key of a scored model of a run: a stage's model, a mixture, a variant of it, or a
+    baseline.
+    """
 
     stage: str | None = None
     """Name of the stage whose model it is; None: the untrained model, or a baseline."""
@@ -70,7 +72,7 @@ class ScoreKey:
         return name if self.share is None else f"{name}{MERGED}{self.share:g}"
 
     def label(self, stages: Sequence[str]) -> str:
-        """Label for readers.
+        """Name of the model as tables show it.
 
         Args:
             stages: names of all stages of the run, in their order.
@@ -98,7 +100,7 @@ RunScores = Mapping[ScoreKey, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class ScoreTable:
-    """Scores of several models on several tasks."""
+    """Scores of several models on several tasks, with one model as the base of differences."""
 
     rows: Mapping[str, Mapping[str, float]]
     """Model label → task name → main score; a missing task has no score."""
@@ -111,20 +113,20 @@ class ScoreTable:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Names of all tasks, in the order in which rows first name them."""
+        """Names of all tasks, in the order in which the rows first contain them."""
         return tuple(dict.fromkeys(task for scores in self.rows.values() for task in scores))
 
     def score(self, label: str, task: str) -> float | None:
-        """The score; None if it is missing or NaN (a collapsed model)."""
+        """Score of a model on a task; None if it is missing or NaN (from a collapsed model)."""
         score = self.rows.get(label, {}).get(task)
         return None if score is None or math.isnan(score) else score
 
     def best(self, task: str) -> float | None:
-        """The highest score of a task as it is printed, with three decimals; None without one."""
+        """Highest score of a task, rounded to three decimals as printed; None without scores."""
         return best_of((self.score(label, task) for label in self.rows), 3)
 
     def cell(self, label: str, task: str) -> Cell:
-        """The number in a model's row and a task's column."""
+        """Table cell of a model's score on a task."""
         score = self.score(label, task)
         best = score is not None and round(score, 3) == self.best(task)
         noise = (label, task) in self.noise
@@ -132,19 +134,19 @@ class ScoreTable:
 
     @property
     def kinds(self) -> dict[str, list[str]]:
-        """Tasks by the heading of their mean: `Own` and `General` where both exist, in this order;
+        """Group the tasks under the headings of their means: `Own` and `General` if both exist,
         else `Mean`.
         """
         return {_MEANS[name]: tasks for name, tasks in means(self.tasks, self.own).items()}
 
     def mean(self, label: str, tasks: Sequence[str]) -> float | None:
-        """Mean over tasks of a row; None if a score is missing."""
+        """Mean score of a row over the given tasks; None if a score is missing."""
         scores = [self.score(label, task) for task in tasks]
         known = [score for score in scores if score is not None]
         return sum(known) / len(known) if known and len(known) == len(scores) else None
 
     def with_means(self) -> "ScoreTable":
-        """Replace the tasks by their means; a row that lacks a task has no mean."""
+        """Replace the task columns by columns of means; a row with a missing score has no mean."""
         known = {
             label: {
                 name: mean
@@ -156,7 +158,7 @@ class ScoreTable:
         return ScoreTable(known, self.base, noise=self.noise)
 
     def difference(self, label: str, task: str) -> float | None:
-        """Score minus the base's score; None for the base itself and where either is missing."""
+        """Score minus the base's score; None for the base itself and if either score is missing."""
         if self.base is None or label == self.base:
             return None
         score, base = self.score(label, task), self.score(self.base, task)
@@ -164,7 +166,7 @@ class ScoreTable:
 
 
 def run_table(scores: RunScores, stages: Sequence[str], own: Collection[str] = ()) -> ScoreTable:
-    """The table of a run, with differences from the untrained model.
+    """Make the table of a run's scores, with differences from the untrained model.
 
     Args:
         own: names of the tasks on own data.
@@ -174,7 +176,7 @@ def run_table(scores: RunScores, stages: Sequence[str], own: Collection[str] = (
 
 
 def heading(task: str) -> tuple[str, str]:
-    """Readable name of a task and of its main score."""
+    """Column head of a task: its readable name and the name of its main score."""
     name, _, measure = _HEADINGS.get(task, (task, task, ""))
     return name, measure
 
@@ -185,7 +187,8 @@ def _narrow(task: str) -> str:
 
 
 def score_table(table: ScoreTable, *, title: str = "", with_mean: bool = False) -> Table:
-    """Format the table: the best score of a task is marked, with the gain over the base.
+    """Format the scores as a table; the best score of each task is marked, gains over the base are
+    shown.
 
     In the terminal five models on six tasks fit into 80 columns.
 
@@ -214,7 +217,9 @@ def score_table(table: ScoreTable, *, title: str = "", with_mean: bool = False) 
 
 
 def score_csv(table: ScoreTable) -> str:
-    """The table as CSV in full precision, by the tasks' own names; missing scores are empty."""
+    """Format the scores as CSV in full precision, with mteb's task names; missing scores
+    are empty.
+    """
     rows = [
         [label, *(scores.get(t, "") for t in table.tasks)] for label, scores in table.rows.items()
     ]

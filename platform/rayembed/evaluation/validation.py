@@ -1,4 +1,4 @@
-"""Scores of a model during training, on small tasks."""
+"""Score a model during training, on small tasks."""
 
 import logging
 import math
@@ -38,7 +38,8 @@ MAX_SIZE = 200_000
 
 
 def validation_factories(run: Run) -> list[TaskFactory]:
-    """Picklable factories of the run's validation tasks, for the process that scores.
+    """Picklable factories of the run's validation tasks, to be loaded by the scoring
+    process.
 
     Raises:
         ConfigError: an unknown task, a task that models are compared by, or no source.
@@ -56,7 +57,7 @@ def validation_factories(run: Run) -> list[TaskFactory]:
 
 
 def validation_tasks(run: Run) -> list[Any]:
-    """Return fresh mteb tasks of the run's validation. Data of the hub are not loaded yet.
+    """Load fresh mteb tasks for the run's validation. Data of the hub are not loaded yet.
 
     Raises:
         ConfigError, DataError: as `validation_factories`.
@@ -76,12 +77,13 @@ def check_validation(run: Run) -> None:
 
 
 def data_revision(tasks: Sequence[Any]) -> str:
-    """Fingerprint of the tasks' names and data, twelve hexadecimal digits."""
+    """Fingerprint of the validation tasks' names and data, twelve hexadecimal digits."""
     return fingerprint({task.metadata.name: task.metadata.dataset["revision"] for task in tasks})
 
 
 def validate(model: EmbeddingModel, run: Run) -> dict[str, float]:
-    """Score a model on the run's validation tasks, by task name; nothing is stored on disk.
+    """Score a model on the run's validation tasks; return scores by task name and store nothing on
+    disk.
 
     As in the scores after training: lengths, the documents of each task's corpus that a contextual
     model has as context, and float32 where bfloat16 is emulated. The model stays in that type.
@@ -106,7 +108,7 @@ def validate(model: EmbeddingModel, run: Run) -> dict[str, float]:
 
 
 def validation_prompts(run: Run) -> ModelPrompts:
-    """Prompts of the run's validation; scores after training use the same."""
+    """Prompts for the run's validation, the same as for scores after training."""
     given: dict[str, str] = {}
     assert run.evaluation.validation is not None, "the run has no validation"
     match run.evaluation.validation.data:
@@ -118,7 +120,8 @@ def validation_prompts(run: Run) -> ModelPrompts:
 
 
 def deciding_score(scores: Mapping[str, float], weights: Mapping[str, float]) -> float:
-    """Weighted mean of the tasks' scores; the default weight is 1.
+    """Weighted mean of the validation scores, which selects the best step; the default
+    weight is 1.
 
     Summed exactly and rounded once, so that it does not depend on the order of the tasks.
     """

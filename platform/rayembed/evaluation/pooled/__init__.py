@@ -1,1 +1,1 @@
-"""Evaluation of models with a pool of workers."""
+"""Evaluate models with a pool of workers that embed texts."""

@@ -1,4 +1,4 @@
-"""Top-k documents of each query, collected incrementally from parts of the corpus.
+"""Collect the top-k documents of each query while parts of the corpus are searched.
 
 Q queries, k results, R entries.
 """
@@ -11,7 +11,8 @@ _BEHIND = 4.0
 
 
 class BestDocuments:
-    """The k best documents of each query among all added (query, document, score) entries.
+    """Collector of each query's k best documents among all (query, document, score) entries
+    added.
 
     Ties go to the lower document, so that the outcome does not depend on the order of the pieces.
 
@@ -40,7 +41,7 @@ class BestDocuments:
         score: np.ndarray,
         again: np.ndarray | None = None,
     ) -> None:
-        """Add (R,) entries, with rescored similarities where the search rescores."""
+        """Add (R,) entries, with their rescored similarities if the search rescores."""
         self._waiting.append((query, document, score, score if again is None else again))
         self._num_waiting += len(query)
         # Sorting costs as much as what it sorts; as many new ones as old keep it rare.
@@ -48,7 +49,9 @@ class BestDocuments:
             self._sort_out()
 
     def results(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Queries, documents and scores (R,), by rising query, then falling score."""
+        """Queries, documents and scores (R,) of the best documents, by increasing query, then
+        decreasing score.
+        """
         self._sort_out()
         if not self._candidates:
             return self._query, self._document, self._score
@@ -79,7 +82,8 @@ class BestDocuments:
 
 
 def _best_first(query: np.ndarray, score: np.ndarray, document: np.ndarray) -> np.ndarray:
-    """Order of (R,) entries by rising query, falling score, rising document.
+    """Indices that sort (R,) entries by increasing query, decreasing score, increasing
+    document.
 
     One key of 64 bits is sorted, several times faster than three keys; few scores are equal.
     """

@@ -1,4 +1,4 @@
-"""Ray actors that hold the model, and the pool that sends texts to them.
+"""Ray actors that hold the model, and the pool that distributes texts among them.
 
 A worker that dies is replaced; what it had is given to others.
 """
@@ -29,7 +29,9 @@ _SECONDS_WITHOUT_WORKERS = 600.0
 
 
 class Worker:
-    """An `EncodingWorker` in a process of its own. The model is loaded by the first call."""
+    """Ray actor that runs an `EncodingWorker` in its own process. The model is loaded by the first
+    call.
+    """
 
     def __init__(
         self, spec: ModelSpec, store: EmbeddingStore | None, device: str, threads: int
@@ -41,7 +43,7 @@ class Worker:
         self._worker: EncodingWorker | None = None
 
     def ready(self) -> RayembedError | None:
-        """Return None once the model is loaded, or the error that prevents it."""
+        """Return None once the model is loaded, or the error that prevented loading it."""
         try:
             self._loaded()
         except RayembedError as error:
@@ -49,8 +51,8 @@ class Worker:
         return None
 
     def do(self, call: Call, queries: Any = None, context: Any = None) -> Any:
-        """Return the call's result, or a rayembed error as a value: a raised error would arrive
-        wrapped.
+        """Run the call and return its result; a rayembed error is returned, too, since Ray would
+        wrap a raised one.
         """
         try:
             return do(self._loaded(), call, queries, context)
@@ -64,7 +66,7 @@ class Worker:
 
 
 class RayPool:
-    """The pool of cluster workers that one runner uses.
+    """Pool that distributes the calls of one evaluation task among the cluster's workers.
 
     A call whose worker dies is given to another one; the worker is used again when Ray has
     restarted it.
@@ -74,13 +76,15 @@ class RayPool:
         self._workers, self._tries = list(workers), tries
 
     def share(self, vectors: np.ndarray) -> Any:
-        """Return a reference that Ray replaces by the array when it calls a worker."""
+        """Put the array into Ray's object store and return its reference, which calls to workers
+        resolve.
+        """
         return ray.put(vectors)
 
     def run(
         self, calls: Iterable[Call], queries: Any = None, context: Any = None
     ) -> Iterator[tuple[Call, Any]]:
-        """Yield each call with its result as they finish.
+        """Run calls on the workers, and yield each call with its result as it finishes.
 
         Raises:
             RayembedError: what a worker raised.
@@ -112,7 +116,9 @@ class RayPool:
 
 @dataclass
 class _Turn:
-    """Calls of one `run` by worker, and the workers that are down or gone."""
+    """State of one `run` of the pool: calls in progress by worker, restarting workers and lost
+    workers.
+    """
 
     workers: list[Any]
     most_tries: int
@@ -124,7 +130,7 @@ class _Turn:
     tries: dict[int, int] = field(default_factory=dict)
 
     def open_for(self) -> list[int]:
-        """Workers that take one more call."""
+        """Wait until a worker can accept a further call; return the numbers of such workers."""
         until = time.monotonic() + _SECONDS_WITHOUT_WORKERS
         while not (loads := self.loads()):
             if len(self.gone) == len(self.workers):
@@ -136,7 +142,7 @@ class _Turn:
         return [number for number, calls in loads.items() if calls < _CALLS_PER_WORKER]
 
     def loads(self) -> dict[int, int]:
-        """Worker → its calls, of those that can be used."""
+        """Map each usable worker to its number of calls in progress."""
         loads = dict.fromkeys(range(len(self.workers)), 0)
         for number, _ in self.flying.values():
             loads[number] += 1
@@ -145,7 +151,7 @@ class _Turn:
         return loads
 
     def finished(self) -> Iterator[tuple[Call, Any]]:
-        """Calls that are done, with their result or the error of a worker that died."""
+        """Yield finished calls with their result, or with the error if their worker died."""
         done, _ = ray.wait([*self.flying, *self.down], num_returns=1)
         for reference in done:
             if reference in self.down:
@@ -192,8 +198,9 @@ class _Turn:
             raise error
 
     def _wait_for_any(self, until: float) -> None:
-        """Wait for a worker that may be back. One that dies again and again while it loads the
-        model comes back from every wait, so the time is that of all waits together.
+        """Wait until a restarting worker is ready again; raise after the time limit. One that dies
+        again and again while it loads the model comes back from every wait, so the time is that of
+        all waits together.
         """
         left = until - time.monotonic()
         done = []

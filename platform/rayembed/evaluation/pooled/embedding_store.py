@@ -1,4 +1,5 @@
-"""Cache of embeddings in files: each text is embedded once for a model and an encode spec.
+"""Store embeddings in files, so that each text is embedded once for a model and an encode
+spec.
 
 Texts are sorted into buckets by their hash. Corpora that share most of their texts (FEVER and
 Climate-FEVER) then share most of what a bucket's files hold, whatever the order and the number of
@@ -36,14 +37,14 @@ _MOST_SMALL = 256
 
 
 def hashes_of(texts: Sequence[str]) -> np.ndarray:
-    """Hash texts with XXH3 to (N, 16) uint8, most significant byte first."""
+    """Hash texts with XXH3: (N, 16) uint8, most significant byte first."""
     digests = b"".join(xxhash.xxh3_128_digest(text.encode()) for text in texts)
     return np.frombuffer(digests, dtype=np.uint8).reshape(len(texts), HASH_BYTES)
 
 
 def num_buckets(count: int) -> int:
-    """Number of buckets for a corpus of `count` texts: a power of two that depends on the count
-    alone.
+    """Number of buckets for a corpus of `count` texts: a power of two that depends only on the
+    count.
 
     Not by the workers: the texts of a unit must be the same for any number of them.
     """
@@ -63,7 +64,7 @@ def _power_of_two(value: float) -> int:
 
 @dataclass(frozen=True)
 class EmbeddingBucket:
-    """One bucket of an encode spec's texts."""
+    """One of the buckets into which the texts of an encode spec are divided by their hashes."""
 
     encode_spec: EncodeSpec
     number: int
@@ -72,7 +73,7 @@ class EmbeddingBucket:
 
 @dataclass(frozen=True)
 class EmbeddingStore:
-    """Embedding files of one model under evaluation."""
+    """Files with the stored embeddings of one evaluated model."""
 
     folder: str
     """Folder on disks or in object storage, the same for all workers; named by the model's
@@ -81,7 +82,8 @@ class EmbeddingStore:
     """Number type of embeddings, stored and returned: a first run rounds as later runs read."""
 
     def read(self, bucket: EmbeddingBucket, wanted: np.ndarray) -> dict[bytes, np.ndarray]:
-        """Return stored embeddings (D,) by hash, for the (N, 16) hashes that the bucket holds.
+        """Return the stored embeddings (D,) by text hash, for each of the (N, 16) hashes that has
+        one.
 
         The files are those of this moment: a task finds what another one embedded beside it. A
         broken file is warned of and counts as missing.
@@ -109,13 +111,13 @@ class EmbeddingStore:
         return found
 
     def write(self, bucket: EmbeddingBucket, hashes: np.ndarray, vectors: np.ndarray) -> None:
-        """Store embeddings (N, D) of the texts with these (N, 16) hashes."""
+        """Store embeddings (N, D) of the texts with the given (N, 16) hashes."""
         name = f"{xxhash.xxh3_64_hexdigest(hashes.tobytes())}.npz"
         path = join(self._folder(bucket), name)
         save_arrays(path, hashes=hashes, vectors=self.rounded(vectors))
 
     def rounded(self, vectors: np.ndarray) -> np.ndarray:
-        """Round vectors to the values that a later read returns."""
+        """Round vectors to the stored number type, as a later `read` returns them."""
         return vectors.astype(np.float32 if self.precision == "float32" else np.float16)
 
     def _folder(self, bucket: EmbeddingBucket) -> str:
@@ -126,14 +128,16 @@ class EmbeddingStore:
 
 @dataclass(frozen=True)
 class TextUnit:
-    """Distinct texts of one bucket: the unit of work of a worker."""
+    """Distinct texts of one bucket, which a worker embeds or searches as one unit of work."""
 
     bucket: EmbeddingBucket
     texts: tuple[str, ...]
 
 
 def places_by_bucket(hashes: np.ndarray, buckets: int) -> Mapping[int, np.ndarray]:
-    """Return the rising text indices of each bucket; buckets without texts are left out."""
+    """Map each bucket to the increasing indices of its texts; buckets without texts are
+    left out.
+    """
     numbers = buckets_of(hashes, buckets)
     order = np.argsort(numbers, kind="stable")
     starts = np.searchsorted(numbers[order], np.arange(buckets + 1))

@@ -1,4 +1,4 @@
-"""Evaluation worker: embeds units of texts, and searches in their embeddings.
+"""Evaluation worker: embeds units of texts, and searches among their embeddings.
 
 Only the best documents of each query leave a worker, never the embeddings of a corpus.
 
@@ -26,7 +26,9 @@ from rayembed.search.tiles import Above, Best, best_documents, documents_above, 
 
 
 class DrawnContext(NamedTuple):
-    """Sampled documents that represent a corpus."""
+    """Documents sampled from a corpus as the context of a contextual model, with their hash as
+    name.
+    """
 
     name: str
     """Hash of the documents, which `EncodeSpec.context` holds."""
@@ -34,25 +36,27 @@ class DrawnContext(NamedTuple):
 
 
 def draw_context(texts: Iterable[str], number: int, *, seed: int) -> DrawnContext:
-    """Sample `number` distinct texts (all if fewer); depends only on the texts and the seed."""
+    """Sample `number` distinct texts (all if there are fewer); the result depends only on the texts
+    and the seed.
+    """
     documents = random_documents(texts, number, seed=seed)
     return DrawnContext(xxhash.xxh3_128_hexdigest(packed(documents).tobytes()), documents)
 
 
 def packed(documents: Sequence[str]) -> np.ndarray:
-    """Serialise documents to (bytes,) uint8, an array that workers share."""
+    """Serialise documents to one (bytes,) uint8 array, which workers can share."""
     return np.frombuffer(json.dumps(list(documents)).encode(), dtype=np.uint8)
 
 
 def unpacked(array: np.ndarray) -> list[str]:
-    """Deserialise the documents of an array that `packed` made."""
+    """Deserialise documents from an array made by `packed`."""
     documents: list[str] = json.loads(array.tobytes())
     return documents
 
 
 @dataclass(frozen=True)
 class TopDocuments:
-    """Request for the best documents of each query."""
+    """Request to a worker for the best documents of each query within a unit of texts."""
 
     unit: TextUnit
     k: int
@@ -62,7 +66,9 @@ class TopDocuments:
 
 @dataclass(frozen=True)
 class PairScores:
-    """Request for the scores of some queries with some documents."""
+    """Request to a worker for the scores of given (query, document) pairs within a unit of
+    texts.
+    """
 
     unit: TextUnit
     query: np.ndarray
@@ -73,7 +79,9 @@ class PairScores:
 
 @dataclass(frozen=True)
 class Found:
-    """Results of a search in a unit, one entry each, in any order."""
+    """Result of a search in a unit of texts: one entry for each (query, document) pair, in any
+    order.
+    """
 
     query: np.ndarray
     """(R,) int32 rows of the queries."""
@@ -90,7 +98,7 @@ class Found:
 
 
 class EncodingWorker:
-    """A loaded model with the store of its embeddings."""
+    """Worker with a loaded model and the store of its embeddings."""
 
     def __init__(self, spec: ModelSpec, store: EmbeddingStore | None, device: str) -> None:
         self._embed_texts: EmbedTexts = spec.load(device)
@@ -103,7 +111,8 @@ class EncodingWorker:
         self._products = partial(rounded_products, spec.conditions.get("dtype", ""), device)
 
     def learn(self, name: str, context: np.ndarray | None) -> None:
-        """Load the documents of the named context, if any.
+        """Embed the documents of the named context for a contextual model; without a name do
+        nothing.
 
         Args:
             context: what `packed` gives for them.
@@ -115,7 +124,7 @@ class EncodingWorker:
                 self._embed_texts.learn(name, lambda: unpacked(context))
 
     def embed(self, unit: TextUnit) -> np.ndarray:
-        """(N, D) embeddings of the unit's texts, in their order.
+        """(N, D) embeddings of the unit's texts, in their order, stored or newly computed.
 
         Raises:
             DataError: the model gives numbers that are not finite.
@@ -139,7 +148,8 @@ class EncodingWorker:
         return np.stack([known[key] for key in keys]).astype(np.float32)
 
     def search(self, asked: TopDocuments | PairScores, queries: np.ndarray) -> Found:
-        """Search the unit's documents for a request, by the model's similarity.
+        """Search the unit's documents for a request, and return scores by the model's
+        similarity.
 
         Args:
             queries: (Q, D) as `comparable` gives them.
@@ -207,8 +217,8 @@ class EncodingWorker:
 
 
 def comparable(vectors: np.ndarray, similarity: Similarity) -> np.ndarray:
-    """Transform (N, D) vectors so that their inner products are the model's
-    similarities, float32.
+    """Convert (N, D) vectors to float32 vectors whose inner products are the model's
+    similarities.
     """
     exact = torch.from_numpy(np.ascontiguousarray(vectors, dtype=np.float32))
     if similarity == "cosine":

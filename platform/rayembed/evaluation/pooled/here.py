@@ -1,4 +1,4 @@
-"""Evaluation jobs in this process, one after the other."""
+"""Run evaluation jobs in this process, one after the other."""
 
 import logging
 import time
@@ -34,7 +34,8 @@ def run_here(
     device: str = "cpu",
     progress: Progress = lambda _name, _done, _of: None,
 ) -> Iterator[Done]:
-    """Run jobs and yield each with its outcome or error; a failed job stops no other.
+    """Run jobs and yield each with its outcome or error; a failed job does not stop the
+    others.
 
     The model is loaded once, and not at all without a job.
 
@@ -55,7 +56,7 @@ def run_here(
 def run_shown(
     jobs: Sequence[Job], spec: ModelSpec, store: EmbeddingStore | None, workers: Workers
 ) -> Iterator[Done]:
-    """Run `run_here` with one worker's threads and device, and log the progress."""
+    """Run `run_here` with the threads and device of one worker, and log the progress."""
     import torch
 
     texts: dict[str, tuple[int, int]] = {}
@@ -78,7 +79,7 @@ def run_shown(
 
 
 def finish(job: Job, make_model: Callable[[], Any]) -> Done:
-    """Run the job with an mteb model made for it; an error is returned as a value."""
+    """Run the job with a newly made mteb model, and return its outcome or its error."""
     began = time.monotonic()
     try:
         with _no_progress_bars():
@@ -94,7 +95,7 @@ def finish(job: Job, make_model: Callable[[], Any]) -> Done:
 
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    """Hide the bar that mteb draws for each corpus it maps, which clutters a job's log."""
+    """Hide the progress bars of mteb, one for each corpus, which clutter a job's log."""
     shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:

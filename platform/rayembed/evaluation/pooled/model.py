@@ -1,4 +1,5 @@
-"""A pool of workers behind mteb's `EncoderProtocol` and `SearchProtocol`.
+"""Model for mteb (`EncoderProtocol`, `SearchProtocol`) that embeds and searches with a pool of
+workers.
 
 mteb then asks `search` for retrieval and reranking, and `encode` for everything else. Texts go to
 the workers in units, each distinct text once; of a corpus, scores come back and no embeddings.
@@ -48,7 +49,7 @@ _ROWS_AT_ONCE = 8192
 
 
 class _Unit(NamedTuple):
-    """A unit of distinct texts, with the rows that have these texts."""
+    """A unit of distinct texts, with the data set's rows that contain these texts."""
 
     texts: TextUnit
     row: np.ndarray
@@ -58,7 +59,7 @@ class _Unit(NamedTuple):
 
 
 class PooledModel:
-    """An mteb model that embeds by a pool of workers.
+    """Model for mteb whose texts are embedded by a pool of workers.
 
     Retrieval scores are those of mteb's own search up to float32 rounding. Which of several texts
     with the same score stand last among the best is decided by their hashes.
@@ -90,7 +91,7 @@ class PooledModel:
         prompt_type: PromptType | None = None,
         **_options: Any,
     ) -> np.ndarray:
-        """Embed all texts of the loader `inputs`: (N, D) float32 in its order.
+        """Embed all texts of the loader `inputs`: (N, D) float32, in the loader's order.
 
         Where vectors are stored small, the numbers that the stored ones stand for. A contextual
         model embeds all texts of a subset in the context of the first ones.
@@ -106,7 +107,7 @@ class PooledModel:
         return quantised(comparable(vectors, self._spec.similarity), self._spec.stored.precision)
 
     def index(self, corpus: Any, **_options: Any) -> None:
-        """Keep the corpus for `search`, which embeds it."""
+        """Keep the corpus until `search`, which embeds it."""
         self._corpus = corpus
 
     def search(
@@ -150,7 +151,7 @@ class PooledModel:
         return _by_id(corpus, ids, top_k, *found)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
-        """Similarities (N1, N2) float32 of each vector with each."""
+        """Similarities (N1, N2) float32 of all pairs from two sets of vectors."""
         return self._comparable(embeddings1) @ self._comparable(embeddings2).T
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Tensor:
@@ -166,7 +167,8 @@ class PooledModel:
     def _in_context(
         self, encode_spec: EncodeSpec, key: tuple[str, str, str], texts: Callable[[], Iterator[str]]
     ) -> tuple[EncodeSpec, Any]:
-        """The encode spec with its context, and what the pool made of the context's documents.
+        """Add the name of the task's context to the encode spec; also return the context's
+        documents as shared by the pool.
 
         Args:
             key: what has one context.
@@ -186,7 +188,7 @@ class PooledModel:
     def _embed(
         self, texts: Sequence[str], encode_spec: EncodeSpec, task: str, context: Any = None
     ) -> np.ndarray:
-        """(N, D) float32 embeddings of the texts."""
+        """(N, D) float32 embeddings of the texts, computed by the pool."""
         assert texts, f"{task}: no texts to embed"
         vectors: np.ndarray | None = None
         units = self._units(
@@ -210,7 +212,9 @@ class PooledModel:
         task: str,
         context: Any,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Queries, rows of the corpus and scores of the best, by query and falling score."""
+        """Search the corpus; return query indices, corpus rows and scores, by query and decreasing
+        score.
+        """
         rescore = self._spec.stored.rescore
         best = BestDocuments(num_queries, k, rescore.candidates if rescore else 0)
         units = self._units(
@@ -238,7 +242,9 @@ class PooledModel:
         task: str,
         context: Any,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Queries, rows of the corpus and scores of all pairs, by query and falling score."""
+        """Score the given documents of each query; return query indices, corpus rows and scores, by
+        query and decreasing score.
+        """
         row_of = {document: row for row, document in enumerate(corpus["id"])}
         query = [number for number, name in enumerate(ids) for _ in top_ranked.get(name, ())]
         pairs_query = np.array(query, dtype=np.int32)
@@ -278,7 +284,8 @@ class PooledModel:
         texts_at: Callable[[np.ndarray], list[str]],
         task: str,
     ) -> Iterator[_Unit]:
-        """Units of all texts with these (N, 16) hashes; texts are looked up when a unit is taken.
+        """Divide the texts with these (N, 16) hashes into units; texts are looked up only when a
+        unit is needed.
 
         The same for any number of workers, and each distinct text in one unit alone. Each task
         begins elsewhere: two that embed the same corpus beside each other take different texts
@@ -306,7 +313,8 @@ class PooledModel:
         queries: Any,
         context: Any,
     ) -> Iterator[tuple[_Unit, Any]]:
-        """Each unit with the result of its call, as they come; progress is told once it is taken.
+        """Yield each unit with the result of its call as it finishes, and then report
+        progress.
 
         Calls are made only when the pool takes them.
         """
@@ -326,7 +334,7 @@ class PooledModel:
 
 
 def query_texts(queries: Any, task_metadata: Any, num_proc: int | None = None) -> list[str]:
-    """Texts of a task's queries, with instructions and conversation turns joined as in mteb.
+    """Texts of a task's queries; instructions and conversation turns are joined as in mteb.
 
     By a private function: mteb has no public way from queries to texts, and its own search takes
     this one, too.
@@ -342,13 +350,13 @@ def query_texts(queries: Any, task_metadata: Any, num_proc: int | None = None) -
 
 
 def all_documents(corpus: Any) -> Iterator[str]:
-    """Texts of all documents of a corpus in its order; see `document_texts`."""
+    """Texts of all documents of a corpus, in its order; see `document_texts`."""
     for start in range(0, len(corpus), _ROWS_AT_ONCE):
         yield from document_texts(corpus, range(start, min(start + _ROWS_AT_ONCE, len(corpus))))
 
 
 def document_texts(corpus: Any, rows: Sequence[int] | np.ndarray) -> list[str]:
-    """Texts of the corpus's documents: title and text, joined as in mteb."""
+    """Texts of the corpus's documents; title and text are joined as in mteb."""
     found = corpus[rows]
     bodies = found["text"]
     titles = found.get("title") or [None] * len(bodies)
@@ -359,7 +367,9 @@ def document_texts(corpus: Any, rows: Sequence[int] | np.ndarray) -> list[str]:
 
 
 def places_of(groups: np.ndarray, count: int) -> Callable[[int], np.ndarray]:
-    """Return a function from a group number below `count` to its indices in `groups`."""
+    """Return a function that maps a group number below `count` to the group's indices in
+    `groups`.
+    """
     order = np.argsort(groups, kind="stable")
     starts = np.searchsorted(groups[order], np.arange(count + 1))
 
@@ -371,7 +381,7 @@ def places_of(groups: np.ndarray, count: int) -> Callable[[int], np.ndarray]:
 
 
 def _hashed(corpus: Any, rows: np.ndarray | None = None) -> np.ndarray:
-    """(N, 16) hashes of the documents, those in these rows if any are named."""
+    """(N, 16) hashes of the corpus's documents, of the given rows or of all."""
     count = len(corpus) if rows is None else len(rows)
     parts = []
     for start in range(0, count, _ROWS_AT_ONCE):
@@ -382,7 +392,9 @@ def _hashed(corpus: Any, rows: np.ndarray | None = None) -> np.ndarray:
 
 
 def _rows_of(unit: _Unit, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Entries and rows for (R,) places: an entry comes once for each row with its text."""
+    """Map (R,) text indices in the unit to all data set rows with that text; return index into (R,)
+    and row.
+    """
     first = np.searchsorted(unit.place, places, side="left")
     counts = np.searchsorted(unit.place, places, side="right") - first
     entry = np.repeat(np.arange(len(places)), counts)
@@ -398,7 +410,7 @@ def _by_id(
     row: np.ndarray,
     score: np.ndarray,
 ) -> dict[str, dict[str, float]]:
-    """Scores of the `top_k` first entries of each query, by ids."""
+    """Map query ids to the scores of their first `top_k` documents, by document id."""
     rows, inverse = np.unique(row, return_inverse=True)
     names: list[str] = []
     for start in range(0, len(rows), _ROWS_AT_ONCE):

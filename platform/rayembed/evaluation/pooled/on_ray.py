@@ -1,4 +1,5 @@
-"""Evaluation on Ray: workers hold the model, runners send tasks to them.
+"""Evaluate on Ray: workers hold the model, and runner processes send them the texts of
+tasks.
 
 What is done stands in `encoding_worker`, `model` and `jobs`; here is only who does it.
 """
@@ -36,7 +37,8 @@ _MOST_SECONDS_OF_A_START = 60.0
 def workers_on_ray(
     spec: ModelSpec, store: EmbeddingStore | None, workers: Workers
 ) -> Iterator[list[Any]]:
-    """Start workers and yield their handles once the model is loaded; they end with the context.
+    """Start workers and yield their handles once the model is loaded; the workers end with the
+    context.
 
     Raises:
         PlacementError: the cluster has not got what they need.
@@ -71,7 +73,8 @@ def run_jobs(
     store: EmbeddingStore | None,
     workers: Workers,
 ) -> Iterator[Done]:
-    """Run jobs on runners and yield each with its outcome or error; a failed job stops no other.
+    """Run jobs in runner processes and yield each with its outcome or error; a failed job does not
+    stop the others.
 
     Raises:
         PlacementError, RayembedError: as `workers_on_ray`.
@@ -96,9 +99,9 @@ def _run_in_one_process(
     workers: Workers,
     log: ProgressLog,
 ) -> Iterator[Done]:
-    """Run the jobs as `run_jobs` does, by one Ray task that does one job after the other. Where its
-    process dies, another one does those that are left; a job over which it dies again and again is
-    given up.
+    """Run the jobs one after the other in a single Ray task, with the same results as `run_jobs`.
+    Where its process dies, another one does those that are left; a job over which it dies again and
+    again is given up.
     """
     progress = ray.remote(num_cpus=0)(PoolProgress).remote()
     task = ray.remote(num_cpus=workers.cpus, num_returns="streaming", max_retries=0)(_run_all)
@@ -132,7 +135,9 @@ def _run_in_one_process(
 
 
 def _as_they_come(stream: Any, log: ProgressLog, progress: Any) -> Iterator[Done]:
-    """Yield outcomes of a streaming task as they come, and show its progress."""
+    """Yield the outcomes of a streaming Ray task as they arrive, and update the progress
+    display.
+    """
     while True:
         ready, _ = ray.wait([stream], timeout=_SECONDS_BETWEEN_LOOKS, fetch_local=False)
         log.update(ray.get(progress.read.remote()))
@@ -150,7 +155,7 @@ def _as_they_come(stream: Any, log: ProgressLog, progress: Any) -> Iterator[Done
 def _run_all(
     jobs: Sequence[Job], spec: ModelSpec, store: EmbeddingStore | None, threads: int, progress: Any
 ) -> Iterator[Done]:
-    """Run the jobs in this process and report their progress; a Ray task."""
+    """Run the jobs in this process and report their progress; body of a Ray task."""
     import torch
 
     torch.set_num_threads(threads)
@@ -159,7 +164,7 @@ def _run_all(
 
 
 def _telling(progress: Any) -> Progress:
-    """Function that reports progress to the actor, not more often than a user could read."""
+    """Return a function that reports progress to the actor, at most once in a few seconds."""
     last = 0.0
 
     def tell(name: str, done: int, known: int) -> None:
@@ -202,9 +207,9 @@ def run_on_workers(
 
 
 def runners_by_now(workers: Workers, now: float, asked: float, began: float | None) -> int:
-    """Number of concurrent tasks: the configured number, or 1 that doubles each time the first task
-    has run as long as it took to start. So small tasks are not left to processes that import for
-    longer than the tasks take.
+    """Number of tasks to run concurrently: as configured, or starting at 1 and doubled after each
+    start-up time of a runner. So small tasks are not left to processes that import for longer than
+    the tasks take.
 
     Args:
         now: seconds of a clock.
@@ -229,7 +234,7 @@ def _done(job: Job, reference: Any) -> Done:
 
 
 def _run(job: Job, spec: ModelSpec, handles: Sequence[Any], tries: int, progress: Any) -> Done:
-    """The job with its outcome, or its error as a value; a Ray task."""
+    """Run a job and return it with its outcome or its error; body of a Ray task."""
     logging.basicConfig(level="WARNING", format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
     progress.tell.remote(job.name, 0, 0)  # the runner is there
     tell = _telling(progress)

@@ -1,4 +1,4 @@
-"""Progress of an evaluation: reports of its runners, and the log line for the user."""
+"""Progress of an evaluation: reports from its runner processes, and the progress line."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -13,22 +13,22 @@ _SECONDS_BEFORE_GUESSES = 30.0
 
 
 class PoolProgress:
-    """Progress of all runners, held by an actor."""
+    """Ray actor that collects the progress of all runner processes."""
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[int, int]] = {}
 
     def tell(self, task: str, done: int, known: int) -> None:
-        """Record the numbers of embedded and of known texts of a task."""
+        """Record how many of a task's known texts are embedded."""
         self._of[task] = done, known
 
     def read(self) -> dict[str, tuple[int, int]]:
-        """Last reported numbers of embedded and of known texts, by task."""
+        """Return the last reported numbers of embedded and known texts, by task."""
         return self._of
 
 
 class ProgressLog:
-    """Text of a progress line: finished tasks, texts with their rate, running tasks."""
+    """Text of the progress line: finished tasks, embedded texts with their rate, running tasks."""
 
     def __init__(self, jobs: "Sequence[Job]") -> None:
         self._sizes = {job.name: job.num_texts for job in jobs}
@@ -38,15 +38,15 @@ class ProgressLog:
         """Names of the jobs that are done."""
 
     def update(self, texts: Mapping[str, tuple[int, int]]) -> None:
-        """Record the numbers of embedded and of known texts of each task."""
+        """Record the numbers of embedded and known texts of each task."""
         self._texts = dict(texts)
         done = self._done()
         if done and self._first is None:
             self._first = time.monotonic(), done
 
     def text(self) -> str:
-        """Tasks and texts, with rate and remaining time measured after the workers' start and the
-        first texts.
+        """Format tasks and texts with rate and remaining time; start-up and first texts do not
+        count in the rate.
         """
         left = sum(
             max(size, self._texts.get(name, (0, 0))[1]) - self._texts.get(name, (0, 0))[0]
