@@ -1,4 +1,4 @@
-"""Settings of the evaluated model and of the prompts before its inputs."""
+"""Settings of an evaluation: the model, the prompts before its inputs, placement and tasks."""
 
 from typing import Literal
 
@@ -57,7 +57,7 @@ class Prompts(Settings):
 
 
 class ModelUnderTest(StoredVectors):
-    """The evaluated model."""
+    """Settings of the evaluated model."""
 
     reference: ModelReference = Field(min_length=1)
     """One of: an asset reference (local folder, `hf://org/name@revision`, `s3://…`, `gs://…`,
@@ -97,7 +97,7 @@ class ModelUnderTest(StoredVectors):
 
     @property
     def stored(self) -> StoredVectors:
-        """Number type and rescoring of the model's vectors in a search."""
+        """Number type in which a search stores the model's vectors, and how it rescores results."""
         return StoredVectors(precision=self.precision, rescore=self.rescore)
 
     @model_validator(mode="after")
@@ -110,7 +110,9 @@ class ModelUnderTest(StoredVectors):
 
 
 class EvaluationPlacement(FindingChoice, RuntimeSettings):
-    """Placement of an evaluation. Nothing here changes a score beyond rounding."""
+    """Settings for where an evaluation runs and stores its results. Nothing here changes a score
+    beyond rounding.
+    """
 
     storage_path: StoragePath = Field(default="outputs", min_length=1)
     """Folder or object-storage prefix for results and kept embeddings."""
@@ -139,11 +141,11 @@ class EvaluationPlacement(FindingChoice, RuntimeSettings):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether each worker has a GPU; `auto` counts as no until a job's start settles it."""
+        """Whether each worker has a GPU; `auto` counts as no until the job's start resolves it."""
         return self.use_gpu is True
 
     def asks_ray(self) -> dict[str, bool]:
-        """Setting → whether its value needs Ray."""
+        """Map each such setting to whether its value needs Ray."""
         return {"workers": self.workers > 1, "tasks_at_once": self.tasks_at_once is not None}
 
 

@@ -1,4 +1,4 @@
-"""Execution of a run: storage, workers, memory, restarts, tracking."""
+"""Settings for how a run is executed: storage, workers, memory, restarts, tracking."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -36,7 +36,7 @@ GPUS: Mapping[str, int] = MappingProxyType(
 
 
 def known_gpu(name: str) -> str:
-    """Look up the name in `GPUS` that a text means; case, spaces and hyphens do not count.
+    """Look up the GPU in `GPUS` that a text names; case, spaces and hyphens are ignored.
 
     Raises:
         ValueError: there is none.
@@ -48,13 +48,13 @@ def known_gpu(name: str) -> str:
 
 
 def ray_kind(name: str) -> str:
-    """Return Ray's name for a kind of `GPUS`, the same for all memory sizes."""
+    """Convert a name in `GPUS` to Ray's accelerator name, equal for all memory sizes."""
     return name.partition(" ")[0]
 
 
 def is_kind(name: str, kinds: Collection[str]) -> bool:
-    """Return whether a GPU to which Ray gives these names (`A100`, `A100-80G`) is of a kind of
-    `GPUS`; a size of memory counts where Ray names one.
+    """Whether a GPU with this name in Ray (`A100`, `A100-80G`) is one of the `kinds`, also by
+    memory size if the name has it.
     """
     kind = ray_kind(name)
     sized = [known for known in kinds if known.startswith(f"{kind}-")]
@@ -64,8 +64,8 @@ def is_kind(name: str, kinds: Collection[str]) -> bool:
 
 
 def is_device(name: str, device: str) -> bool:
-    """Return whether a driver's device name belongs to a kind of `GPUS`; `NVIDIA A100-SXM4-80GB` is
-    an `A100 80 GB`.
+    """Whether a driver's device name belongs to a kind of `GPUS`; `NVIDIA A100-SXM4-80GB` is an
+    `A100 80 GB`.
     """
     kind, _, size = name.partition(" ")
     words = re.findall(r"[a-z0-9]+", device.lower())
@@ -95,7 +95,7 @@ def check_model_name(name: str) -> str:
 
 
 def _digit(value: Any) -> Any:
-    """Convert digits from files or the command line to a number, as a `Literal` requires."""
+    """Convert a digit given as text to a number, as a `Literal` of numbers requires."""
     return int(value) if isinstance(value, str) and value in ("0", "1", "2", "3") else value
 
 
@@ -103,7 +103,7 @@ ZeroStage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_digit)]
 
 
 class RuntimeSettings(Settings):
-    """Placement settings shared by all jobs: whether Ray is needed."""
+    """Base class of placement settings: the runtime, and which settings require Ray."""
 
     runtime: Literal["auto", "local", "ray"] = "auto"
     """Where the work runs. `local`: in this process, with a small pool beside it for data; `ray`:
@@ -111,12 +111,12 @@ class RuntimeSettings(Settings):
     no cluster is named and no setting needs Ray."""
 
     def asks_ray(self) -> dict[str, bool]:
-        """Setting → whether its value needs Ray."""
+        """Map each setting of the class to whether its value needs Ray."""
         return {}
 
     @property
     def needs_ray(self) -> list[str]:
-        """Settings, with their values, that require Ray rather than one process."""
+        """Settings, with their values, that require Ray instead of one process."""
         asked = self.asks_ray().items()
         return [f"placement.{name}={getattr(self, name)}" for name, needs in asked if needs]
 
@@ -131,7 +131,7 @@ class RuntimeSettings(Settings):
 
 
 class UnitLimit(Settings):
-    """Time limit of data preparation on Ray."""
+    """Setting for the time limit of a unit of data preparation on Ray."""
 
     unit_seconds: PositiveFloat = 86_400.0
     """Seconds after which a process that prepares a unit of data on Ray is killed as hanging;
@@ -144,7 +144,8 @@ AUTO_THREADS = 2
 
 
 class Placement(UnitLimit, FindingChoice, RuntimeSettings):
-    """Execution settings of a run. None of them may change the trained weights.
+    """Settings for how and where a training run is executed. None of them may change the trained
+    weights.
 
     With dropout the numbers drawn depend on workers and micro-batches, so the weights are other
     draws of the same training; a run resumed with as many workers draws the same ones. A run goes
@@ -307,7 +308,7 @@ class Placement(UnitLimit, FindingChoice, RuntimeSettings):
         return self
 
     def asks_ray(self) -> dict[str, bool]:
-        """Setting → whether its value needs Ray."""
+        """Map each setting of the class to whether its value needs Ray."""
         return {
             "workers": self.workers > 1,
             "wait_for_nodes_seconds": bool(self.wait_for_nodes_seconds),
@@ -317,12 +318,12 @@ class Placement(UnitLimit, FindingChoice, RuntimeSettings):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether each worker has a GPU; `auto` counts as no until a job's start settles it."""
+        """Whether each worker has a GPU; a bare `auto` counts as no until the job's start."""
         return self.use_gpu is True or (self.use_gpu == "auto" and self.gpu is not None)
 
     @property
     def threads(self) -> int:
-        """Torch threads of each worker; of `auto` their maximum, until the run begins."""
+        """Torch threads of each worker; for `auto` the maximum, until the run's start."""
         if self.threads_per_worker == "auto":
             return AUTO_THREADS
         return self.threads_per_worker or max(1, int(self.cpus_per_worker))
@@ -383,7 +384,7 @@ def check_expert_parallel(model: ArchitectureConfig, placement: Placement) -> No
 
 
 def worker_numbers(rows: int, fewest: int, most: int) -> tuple[int, ...]:
-    """Numbers of workers between the limits that divide the rows of a batch evenly.
+    """Numbers of workers, within the limits, that divide the rows of a batch evenly.
 
     Args:
         rows: of a global batch, over all workers.

@@ -1,4 +1,4 @@
-"""Jobs of an evaluation: units of work that a runner executes independently.
+"""Evaluation jobs: picklable units of work that run independently of each other.
 
 `huggingface_hub` repeats a request five times when the hub is asked too often (429) or has an error
 of its own, and waits as long as the hub's answer says. What is left after that is repeated here,
@@ -44,7 +44,8 @@ def load_data(
     waits: Sequence[float] = WAITS_SECONDS,
     sleep: Callable[[float], None] | None = None,
 ) -> None:
-    """Load the data of a fresh mteb task; `mteb.evaluate` keeps loaded data.
+    """Load the data of a fresh mteb task with retries, so that `mteb.evaluate` need not
+    load it.
 
     Args:
         waits: seconds before each further attempt, where the hub is asked too often or is down;
@@ -61,7 +62,7 @@ def load_data(
 
 
 def unavailable_data(task: Any, error: BaseException) -> AssetError:
-    """Return the error for a task whose data mteb could not load."""
+    """Build the error for a task whose data mteb could not load."""
     name, where = task.metadata.name, task.metadata.dataset
     reason, advice = _told(error)
     return AssetError(
@@ -71,7 +72,7 @@ def unavailable_data(task: Any, error: BaseException) -> AssetError:
 
 
 def _told(error: BaseException) -> tuple[str, str]:
-    """The reason and what to do about it."""
+    """Explain why a task's data could not be loaded: the reason, and what to do."""
     causes = list(causes_of(error))
     status = status_of(error)
     if is_offline_mode():
@@ -118,7 +119,9 @@ _TEXTS_AT_ONCE = 1024
 
 
 class TaskFactory(Protocol):
-    """Protocol of factories of mteb tasks; factories are small and picklable, tasks are not."""
+    """Protocol of small, picklable factories of mteb tasks; the tasks themselves are too large to
+    send.
+    """
 
     @property
     def name(self) -> str:
@@ -127,7 +130,9 @@ class TaskFactory(Protocol):
 
     @property
     def num_texts(self) -> int:
-        """Number of texts to embed, as far as it is known without the data; 0 if unknown."""
+        """Number of texts to embed, as far as it is known without loading the data; 0 if
+        unknown.
+        """
         ...
 
     def load(self) -> Any:
@@ -136,11 +141,11 @@ class TaskFactory(Protocol):
 
 
 class Job(Protocol):
-    """Protocol of a picklable unit of work of an evaluation."""
+    """Protocol of a picklable unit of work in an evaluation."""
 
     @property
     def name(self) -> str:
-        """Name in logs and tables."""
+        """Name of the job in logs and tables."""
         ...
 
     @property
@@ -234,7 +239,7 @@ def _of_queries(
 
 @dataclass(frozen=True)
 class Done:
-    """A finished job with its outcome or its error."""
+    """A finished job with its outcome, or with the error that stopped it."""
 
     job: Job
     outcome: Outcome | None = None
@@ -243,5 +248,5 @@ class Done:
 
 
 def longest_first(jobs: Sequence[Job]) -> list[Job]:
-    """Sort jobs by falling number of texts, so that no long job runs last and alone."""
+    """Sort jobs by decreasing number of texts, so that no long job runs alone at the end."""
     return sorted(jobs, key=lambda job: (-job.num_texts, job.name))

@@ -1,4 +1,4 @@
-"""Scoring of models: the only path to a score for training, validation, evaluation and analysis.
+"""Score models; training, validation, evaluation and analysis all use this module.
 
 A model, tasks, whoever embeds, and where results lie: what is scored already is read, what is
 missing is done by mteb, and every result is written down as it comes. Results are found by the
@@ -65,7 +65,7 @@ Pool = Callable[[Sequence[Job], ModelSpec, EmbeddingStore | None], Iterator[Done
 
 @dataclass(frozen=True)
 class Store:
-    """Storage of results and embeddings, so that nothing is computed twice."""
+    """Locations of stored results and embeddings, so that nothing is computed twice."""
 
     results: str
     """Folder or object-storage prefix that holds mteb's result layout."""
@@ -82,7 +82,7 @@ class Store:
         return StoredFolder(self.results, cache_folder() / "evaluation" / key, recursive=True)
 
     def embeddings_of(self, spec: ModelSpec) -> EmbeddingStore | None:
-        """Stored embeddings of a model; None if embeddings are not stored."""
+        """Open the store of a model's embeddings; None if embeddings are not stored."""
         if self.embeddings is None:
             return None
         return EmbeddingStore(join(self.embeddings, spec.fingerprint), self.precision)
@@ -90,7 +90,7 @@ class Store:
 
 @dataclass
 class ModelScores:
-    """Scores of a model by task, and the locations of their files."""
+    """Scores of a model by task, and where their files are."""
 
     meta: ModelMeta
     results: str
@@ -122,13 +122,13 @@ class ModelScores:
 
     @property
     def scores(self) -> dict[str, float]:
-        """Main score by task, for completed tasks."""
+        """Main score of each completed task."""
         return {task.name: task.score for task in self.tasks if task.score is not None}
 
     @property
     def queries(self) -> dict[str, list[Sequence[float]]]:
-        """Scores of single queries by task, for each of its subsets in an order that all models
-        share; of tasks that have such scores.
+        """Scores of single queries by task, one list for each subset in sorted order; tasks without
+        such scores are left out.
         """
         by_task: dict[str, list[Sequence[float]]] = {}
         for task in self.tasks:
@@ -151,7 +151,7 @@ def score(
     beside: Sequence[Job] = (),
     on_done: Callable[[Done], None] = lambda done: None,
 ) -> ModelScores:
-    """Score the model on the tasks; stored results are reused.
+    """Score the model on the tasks; existing results are reused.
 
     A task that fails stops no other: `ModelScores.failed` tells of it.
 
@@ -258,7 +258,7 @@ def meta_of(model: ModelSpec | Bm25) -> ModelMeta:
 
 
 def _of_bm25(tasks: Sequence[TaskFactory]) -> list[TaskFactory]:
-    """The tasks that a model without vectors can do; the others are named in a warning."""
+    """Select the tasks that BM25 can run, and warn of the others."""
     kept = retrieval_only(tasks)
     if left_out := [task.name for task in tasks if task not in kept]:
         told = ", ".join(left_out[:5]) + (" …" if len(left_out) > 5 else "")
@@ -278,7 +278,7 @@ def _do_what_is_missing(
     beside: Sequence[Job],
     on_done: Callable[[Done], None],
 ) -> None:
-    """Run the missing jobs and record their results as they finish."""
+    """Run the jobs of tasks without a result, and record each result when its job finishes."""
     by_piece: dict[TaskFactory, list[tuple[str, Scoring]]] = {}
     for name, row in rows.items():
         for scoring in row.scored.tasks:
@@ -342,7 +342,7 @@ def _take_beside(
 
 
 def _run(jobs: Sequence[Job], model: ModelSpec | Bm25, pool: Pool, store: Store) -> Iterator[Done]:
-    """The jobs with their outcomes; BM25 needs neither a pool nor a store."""
+    """Run the jobs and yield their outcomes; BM25 runs here, other models in the pool."""
     if not jobs:
         return
     if isinstance(model, Bm25):
@@ -353,8 +353,8 @@ def _run(jobs: Sequence[Job], model: ModelSpec | Bm25, pool: Pool, store: Store)
 
 
 def _keep_so_far(results: StoredFolder) -> None:
-    """Copy the results so far to storage, so that a killed job can resume; if storage is
-    unreachable, the evaluation goes on.
+    """Copy the results so far to storage, so that a killed job can resume; if that fails, continue
+    without the copy.
     """
     try:
         results.keep()

@@ -1,4 +1,4 @@
-"""Interface of a worker pool, as seen by the code that distributes work."""
+"""Interface of a pool of evaluation workers, and the pool of a single worker."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ Call = TextUnit | TopDocuments | PairScores | QueryPairs
 
 
 class Pool(Protocol):
-    """A pool of workers that have loaded the same model."""
+    """Protocol of a pool of workers that have loaded the same model."""
 
     def share(self, vectors: np.ndarray) -> Any:
-        """Put the array where every worker reads it, for `run`."""
+        """Put the array where every worker can read it; return the reference to pass to `run`."""
         ...
 
     def run(
@@ -43,7 +43,7 @@ class Pool(Protocol):
 
 
 class OneWorker:
-    """A pool of one worker in this process."""
+    """Pool that has a single worker, in this process."""
 
     def __init__(self, worker: EncodingWorker) -> None:
         self.worker = worker
@@ -72,7 +72,7 @@ def _bucket_of(call: TextUnit | TopDocuments | PairScores) -> EmbeddingBucket:
 def do(
     worker: EncodingWorker, call: Call, queries: Any, context: np.ndarray | None = None
 ) -> np.ndarray | Found:
-    """Execute the call on this worker."""
+    """Execute the call on a worker: embed a unit of texts, or search in it."""
     if isinstance(call, QueryPairs):
         return rerank(call, worker.device)
     worker.learn(_bucket_of(call).encode_spec.context, context)
@@ -99,17 +99,17 @@ class Workers:
 
     @property
     def runners(self) -> int:
-        """Number of concurrent tasks."""
+        """Maximum number of tasks that run concurrently."""
         return self.tasks_at_once or min(self.number + 1, 8)
 
     @property
     def in_one_process(self) -> bool:
-        """Whether one process embeds and scores: further ones would share its cores and only add
-        their imports. Beside a GPU they fit classifiers while it embeds.
+        """Whether one process both embeds and scores, because further processes would only share
+        its cores. Beside a GPU they fit classifiers while it embeds.
         """
         return self.number == 1 and not self.gpu and self.tasks_at_once is None
 
     @property
     def torch_threads(self) -> int:
-        """Threads of torch in each worker."""
+        """Number of torch threads in each worker."""
         return self.threads or max(1, int(self.cpus))
