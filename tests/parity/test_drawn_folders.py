@@ -396,10 +396,10 @@ def test_lengths_of_former_files_count_and_positions_limit_them(folders, tmp_pat
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda entries: entries[1].update(name="0"), "two modules of one name"),
+        (lambda entries: entries[1].update(name="0"), "two modules with the same name"),
         (lambda entries: entries[1].update(path="../1_Pooling"), "no path inside its folder"),
         (lambda entries: entries[1].update(kwargs=["task"]), "kwargs="),
-        (lambda entries: entries.append("Normalize"), "no list of modules"),
+        (lambda entries: entries.append("Normalize"), "must be a list of modules"),
     ],
 )
 def test_lists_of_modules_that_are_read_otherwise_are_refused(folders, tmp_path, change, message):
@@ -415,7 +415,7 @@ def test_lists_of_modules_that_are_read_otherwise_are_refused(folders, tmp_path,
 def test_adapters_beside_a_model_are_refused(folders, tmp_path):
     folder = _copy(folders, "bert", tmp_path / "one")
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "elsewhere"}')
-    with pytest.raises(ArtifactError, match=r"adapters of PEFT.*merge_and_unload"):
+    with pytest.raises(ArtifactError, match=r"PEFT adapters.*merge_and_unload"):
         check_loadable(folder)
 
 

@@ -241,7 +241,7 @@ def test_nothing_is_trained_from_a_graph(given):
         lambda: Onnx().compress(CompressionSource(folder, CALIBRATION), given.folder / "never"),
         lambda: load_model(folder).load_state_dict({}),
     ):
-        with pytest.raises(ConfigError, match="take the model that it was made of"):
+        with pytest.raises(ConfigError, match="use the model that it was exported from"):
             call()
     assert not (given.folder / "never").exists()
 

@@ -140,8 +140,8 @@ def test_one_text_is_one_vector(trained):
 @pytest.mark.parametrize(
     ("texts", "role", "told"),
     [
-        (["cats", None], "query", r"texts\[1\] is no text but None"),
-        ([3], "document", r"texts\[0\] is no text but 3"),
+        (["cats", None], "query", r"texts\[1\] is not a text but None"),
+        ([3], "document", r"texts\[0\] is not a text but 3"),
         (3, "document", "texts = 3 is neither a text nor a list of texts"),
         ("cats", "quary", "role = 'quary': did you mean 'query'"),
     ],

@@ -105,7 +105,7 @@ def test_what_the_job_cannot_do_is_told_before_a_model_is_loaded(
         assert run_corpus_job(arguments, about=None) > 0
         return capsys.readouterr().err
 
-    assert "it holds files of something else" in error(output=tmp_path / "full")
+    assert "it contains files that are not a model" in error(output=tmp_path / "full")
     assert "'biencoder', which has no corpus context" in error(model=tmp_path / "encoder")
     assert "neither config.json nor modules.json" in error(model=tmp_path / "empty")
     assert "nothing" in error(documents=tmp_path / "nothing.jsonl")

@@ -81,15 +81,21 @@ def cluster(monkeypatch):
 @pytest.mark.parametrize(
     ("asked", "seen", "expected", "level", "told"),
     [
-        ("auto", ONE, True, "INFO", "placement.use_gpu auto is true: there is a GPU"),
-        ("auto", NONE, False, "INFO", "placement.use_gpu auto is false: there is no GPU"),
-        (False, ONE, False, "WARNING", "placement.use_gpu=false: CPUs compute, though there is"),
+        ("auto", ONE, True, "INFO", "placement.use_gpu=auto resolves to true: there is a GPU"),
+        ("auto", NONE, False, "INFO", "placement.use_gpu=auto resolves to false: there is no GPU"),
+        (
+            False,
+            ONE,
+            False,
+            "WARNING",
+            "placement.use_gpu=false: computing on CPUs, although there is",
+        ),
         (
             "auto",
             SeenGpus(0, "torch sees no GPU", "the driver is too old"),
             False,
             "WARNING",
-            "auto is false, though there is a GPU: the driver is too old",
+            "auto resolves to false, though there is a GPU: the driver is too old",
         ),
         (True, ONE, True, None, ""),
         (False, NONE, False, None, ""),
@@ -135,7 +141,7 @@ def test_this_machine_settles_what_is_done_in_this_process(kind, gpus, log):
     run = SimpleNamespace(placement=kind(), model_copy=lambda update: SimpleNamespace(**update))
     gpus(2)
     assert with_device(run, Here()).placement.use_gpu is True
-    assert "auto is true: this machine has 2 GPUs (NVIDIA H100)" in log.text
+    assert "auto resolves to true: this machine has 2 GPUs (NVIDIA H100)" in log.text
     gpus(0)
     settled = with_device(run, Here()).placement
     assert (settled.use_gpu, settled.on_gpu) == (False, False)
@@ -193,7 +199,7 @@ def test_fewer_gpus_than_workers_are_warned_of(placement, expected, cluster, log
     runtime = cluster(*[{"CPU": 8.0}] * 8, {"CPU": 8.0, "GPU": 2.0})
     run = SimpleNamespace(placement=placement, model_copy=lambda update: SimpleNamespace(**update))
     assert with_device(run, runtime).placement.use_gpu is expected
-    few = "9 live nodes have 2 GPUs, and 8 workers would need one each"
+    few = "9 live nodes have 2 GPUs, but 8 workers need one each"
     assert (few in log.text) is not expected
     assert [record.levelname for record in log.records] == ["INFO" if expected else "WARNING"]
 

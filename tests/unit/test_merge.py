@@ -67,11 +67,11 @@ def test_sums_of_bfloat16_are_taken_in_float32():
 @pytest.mark.parametrize(
     ("method", "number", "shares", "words"),
     [
-        ("linear", 1, None, "at least two models, and 1"),
-        ("slerp", 3, None, "exactly two models, and 3"),
-        ("linear", 2, (0.5,), r"takes 2 shares \(one of each model\), and 1"),
-        ("linear", 2, (0.5, 0.6), "must sum to 1, and sum to 1.1"),
-        ("slerp", 2, (1.5,), "must lie in 0 to 1, and is 1.5"),
+        ("linear", 1, None, "at least two models, but 1"),
+        ("slerp", 3, None, "exactly two models, but 3"),
+        ("linear", 2, (0.5,), r"takes 2 shares \(one of each model\), but 1"),
+        ("linear", 2, (0.5, 0.6), "must sum to 1, but sum to 1.1"),
+        ("slerp", 2, (1.5,), "must be from 0 to 1, but is 1.5"),
         ("task_arithmetic", 2, (0.5, 0.5), "after the base, which comes first"),
     ],
 )

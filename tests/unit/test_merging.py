@@ -191,7 +191,7 @@ def test_models_that_do_not_fit_are_refused_and_nothing_is_written(models, tmp_p
     one, two = sorted(words)[:2]
     words[one], words[two] = words[two], words[one]
     (tmp_path / "other/tokenizer.json").write_text(json.dumps(vocabulary))
-    with pytest.raises(ArtifactError, match="other vocabularies"):
+    with pytest.raises(ArtifactError, match="different vocabularies"):
         merge_models([str(other), str(tuned)], tmp_path / "merged")
     shorter = {
         name: w for name, w in load_model(base).state_dict().items() if "layer.1" not in name

@@ -351,7 +351,9 @@ def test_words_that_are_narrower_than_states_are_refused(tmp_path, folders):
     metaspace_tokenizer().save_pretrained(tmp_path)
     parts = {**folders, "backbone": tmp_path}
     for build_or_check in (check_buildable, lambda c, f: build_model(c, f, seed=0)):
-        with pytest.raises(ConfigError, match=r"words are 16 wide and its states 32"):
+        with pytest.raises(
+            ConfigError, match=r"word embeddings are 16 wide and its hidden states 32"
+        ):
             build_or_check(config(lora=None), parts)
     alone = {"encoder": None, "representation": "eos", "lora": None}
     check_buildable(config(**alone), {"backbone": tmp_path})
@@ -463,9 +465,9 @@ def test_settings_that_contradict_each_other_are_refused(settings, message):
 
 
 def test_parts_that_do_not_fit_are_refused(folders):
-    with pytest.raises(ArtifactError, match="no folder of the encoder 'given'"):
+    with pytest.raises(ArtifactError, match="no folder was given for the encoder 'given'"):
         build_model(config(), folders["backbone"], seed=0)
-    with pytest.raises(ConfigError, match="whose tokens do not see later ones"):
+    with pytest.raises(ConfigError, match="whose attention is causal"):
         build({**folders, "encoder": folders["backbone"]})
     long = {"path": "given", "max_length": 65}
     with pytest.raises(ConfigError, match=r"model\.encoder\.max_length is 65, but the encoder has"):

@@ -179,7 +179,7 @@ def test_stages_of_other_vocabularies_are_refused(tmp_path):
     tokenizer.add_tokens(["another"])
     tokenizer.save_pretrained(tmp_path / "first")
     folders = {"backbone": tmp_path / "second", "encoder": tmp_path / "first"}
-    with pytest.raises(ConfigError, match="other vocabularies"):
+    with pytest.raises(ConfigError, match="different vocabularies"):
         check_buildable(settings(), folders)
 
 
@@ -203,10 +203,10 @@ def test_what_cannot_be_a_stage_is_refused_without_weights_and_with(stages, tmp_
         embedding_size=16, hidden_size=32, intermediate_size=48, **sizes
     )
     told = refusal_of(narrow, tmp_path / "electra")
-    assert "words are 16 wide and its states 32" in told
+    assert "word embeddings are 16 wide and its hidden states 32" in told
     gpt2 = transformers.GPT2Config(vocab_size=200, n_embd=32, n_layer=1, n_head=4)
-    assert "do not see later ones" in refusal_of(gpt2, tmp_path / "gpt2")
-    assert "do not see later ones" in refusal_of(
+    assert "attention is causal" in refusal_of(gpt2, tmp_path / "gpt2")
+    assert "attention is causal" in refusal_of(
         decoder_config("llama", vocab_size=200), tmp_path / "llama"
     )
     check_buildable(settings(normalize_twice=True), stages["modernbert"])
@@ -227,5 +227,5 @@ def test_learnt_positions_bound_the_text_and_counted_ones_the_context_too(stages
     check_buildable(settings(query_max_length=64), stages["bert"])
     with pytest.raises(ConfigError, match=r"query_max_length is 65.* learnt 64 positions"):
         check_buildable(settings(query_max_length=65), stages["bert"])
-    with pytest.raises(ConfigError, match=r"takes 14; set it to 50 at most"):
+    with pytest.raises(ConfigError, match=r"take 14 of them; set it to 50 at most"):
         check_buildable(settings(query_max_length=64, context_positions="counted"), stages["bert"])

@@ -150,7 +150,7 @@ def test_other_models_take_no_corpus(tmp_path):
 
     save_encoder(tmp_path / "encoder")
     module = SentenceModule(load_model(tmp_path / "encoder"))
-    with pytest.raises(DataError, match="'biencoder' takes no corpus"):
+    with pytest.raises(DataError, match="'biencoder' does not use a corpus"):
         module.set_corpus(CORPUS)
 
 

@@ -65,8 +65,8 @@ def test_a_single_text_gives_one_vector():
     [
         (["a"], "quary", ConfigError, r"role = 'quary': did you mean 'query'\?"),
         (["a"], None, ConfigError, "role = None: allowed: document, query"),
-        (["a", None], "query", DataError, r"texts\[1\] is no text but None \(NoneType\)"),
-        ([b"a"], "query", DataError, r"texts\[0\] is no text but b'a' \(bytes\)"),
+        (["a", None], "query", DataError, r"texts\[1\] is not a text but None \(NoneType\)"),
+        ([b"a"], "query", DataError, r"texts\[0\] is not a text but b'a' \(bytes\)"),
         (["a", " "], "query", DataError, r"1 of 2 texts .*: texts\[1\]\. .* allow_empty=True"),
         (["a", *["\u200b"] * 7], "query", DataError, r"7 of 8 .*, texts\[5\] and 2 more\. Leave"),
         ("", "query", DataError, r"texts\[0\]"),

@@ -245,7 +245,7 @@ def test_failed_save_leaves_the_old_model(tmp_path, decoder, monkeypatch):
     assert weights_fingerprint(tmp_path / "model") == before
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("x")
-    with pytest.raises(ArtifactError, match="files of something else"):
+    with pytest.raises(ArtifactError, match="files that are not a model"):
         model.save(tmp_path / "notes")
     assert (tmp_path / "notes" / "mine.txt").read_text() == "x"
 

@@ -337,7 +337,7 @@ def test_what_cannot_be_started_from_is_refused(folder, tmp_path):
         check_buildable(config(), _with_weight(tmp_path / "more", "lm.bias", 5))
     with pytest.raises(ConfigError, match=r"exceeds experts\.num_experts 1"):
         config(experts={"num_experts": 1})
-    with pytest.raises(ConfigError, match="the widest first"):
+    with pytest.raises(ConfigError, match="in descending order"):
         config(dimensions=[8, 16])
 
 

@@ -113,7 +113,7 @@ class Scores(LossConfig):
 
 def test_a_loss_that_is_none_of_embeddings_is_told_before_data_are_made(run):
     stage = run.stages[0].model_copy(update={"loss": Scores()})
-    with pytest.raises(ConfigError, match="no loss of embeddings"):
+    with pytest.raises(ConfigError, match="does not work on embeddings"):
         check_inputs(run.model_copy(update={"stages": (stage,)}))
 
 

@@ -40,7 +40,7 @@ def stage(model, minutes):
 def test_a_long_stage_on_a_gpu_is_compiled_and_said(model, caplog):
     caplog.set_level("INFO")
     assert compiles(Placement(use_gpu=True), stage(model, 21), model, CUDA)
-    assert "stage first: about 21 minutes estimated; its layers are compiled" in caplog.text
+    assert "stage first: estimated to take 21 minutes; its layers are compiled" in caplog.text
 
 
 @pytest.mark.parametrize(

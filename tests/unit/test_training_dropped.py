@@ -132,7 +132,7 @@ def test_a_stage_does_not_end_with_several_dropped_steps():
     saved, _, text = train({11, 12})
     assert saved == [4, 8]
     assert "the steps 11 to 12 were dropped" in text
-    assert "a stage cannot end so" in text
+    assert "a stage cannot end with them" in text
     assert train({12})[2] is None, "one may be a matter of its batch"
     assert train({12})[0] == [4, 8, 12]
     assert train({12}, limit=1)[2] is not None

@@ -263,7 +263,7 @@ def test_the_end_of_a_node_without_room_for_a_worker_excuses_no_failure(gone, ca
     counted = LostNodes("only", Placement(max_failures=1))
     gone.add("small")
     counted.after_exception(None, {0: died()})
-    assert not [line for line in caplog.messages if "nodes lost" in line]
+    assert not [line for line in caplog.messages if "lost nodes" in line]
     with pytest.raises(ray.train.ControllerError):
         counted.after_exception(None, {0: died()})
 
@@ -278,7 +278,7 @@ def test_lost_nodes_count_only_without_a_checkpoint_between_them(gone, caplog):
     for number in range(2 * LOSSES_IN_A_ROW):
         lose(number)
         counted.after_report(None, [], None)
-    told = "stage only: nodes lost with workers on them: 2"
+    told = "stage only: number of lost nodes that had workers: 2"
     assert caplog.messages.count(told) == 2 * LOSSES_IN_A_ROW
     for number in range(20, 20 + LOSSES_IN_A_ROW):
         lose(number)
@@ -351,7 +351,7 @@ def test_what_may_pass_is_tried_again_like_a_worker_that_died(gone, caplog):
     wrapped = UserExceptionWithTraceback(full, "Traceback")
     waited = RuntimeError("connection closed by peer")
     failure_callbacks(JOB)[0].after_exception(None, {0: waited, 1: wrapped})
-    assert "worker 1 failed; all go on from the last" in caplog.messages[-1]
+    assert "worker 1 failed; all workers restart from the last" in caplog.messages[-1]
     assert str(full).strip() in caplog.messages[-1], "not cut"
     assert str(full) in str(cause(SimpleNamespace(worker_failures={0: waited, 1: wrapped}), JOB))
     others = UserExceptionWithTraceback(ValueError("bad"), "Traceback:\n  a line of code\nbad")

@@ -181,7 +181,8 @@ def test_auto_takes_cpus_where_torch_computes_on_no_gpu(placement, fake, caplog)
     assert settle(placement).use_gpu is False
     assert ray.asked == IDS[:1]
     assert (
-        "use_gpu auto is false, though there is a GPU: node old has torch 2.13.0+cpu" in caplog.text
+        "use_gpu=auto resolves to false, though there is a GPU: node old has torch 2.13.0+cpu"
+        in caplog.text
     )
     asked = placement.model_copy(update={"use_gpu": True})
     with pytest.raises(PlacementError, match="no GPU can be used: node old has torch"):

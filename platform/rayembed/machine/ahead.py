@@ -1,5 +1,5 @@
-"""Work computed in advance by a thread or by processes: batches of training, tokens of encoding,
-corpus parts.
+"""Compute work in advance in a thread or in processes, such as training batches, tokens to encode,
+or corpus parts.
 
 A thread does it, or processes where one thread is too slow. What it does is left to its users; it
 knows no torch.
@@ -180,7 +180,7 @@ class _Process:
         return error
 
     def result(self, item: Any) -> Any:
-        """Wait for the next result, which belongs to `item`.
+        """Wait for the next result, which must be that of `item`.
 
         Raises:
             WorkerError: the process died.

@@ -21,7 +21,7 @@ class Threads(NamedTuple):
 
 
 def num_cores() -> int:
-    """CPU cores that this process may use.
+    """Return the number of CPU cores that this process may use.
 
     Its affinity and its container's limit count, so that a pod of four CPUs on a machine of a
     hundred does not start a hundred threads; `LOKY_MAX_CPU_COUNT` sets fewer.
@@ -43,7 +43,7 @@ def free_threads(most: int) -> Threads:
     """
     if named := os.environ.get(THREADS_VARIABLE):
         if not (named.isdecimal() and int(named)):
-            raise ConfigError(f"{THREADS_VARIABLE}={named!r} must be a whole number from 1 on")
+            raise ConfigError(f"{THREADS_VARIABLE}={named!r} must be a whole number of at least 1")
         return Threads(int(named), f"{THREADS_VARIABLE} says so")
     import psutil
 

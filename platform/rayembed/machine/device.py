@@ -70,7 +70,7 @@ def settled_gpu(
     """
     if asked is False:
         if seen.number:
-            logger.warning("%s=false: CPUs compute, though %s", setting, seen.text)
+            logger.warning("%s=false: computing on CPUs, although %s", setting, seen.text)
         return False
     if asked is True and not seen.number and not waits:
         why = (
@@ -79,32 +79,34 @@ def settled_gpu(
             else f"no node has a GPU: {seen.text}"
         )
         raise PlacementError(
-            f"{setting} is true, but {why}. Set {setting}=false, or compute where a GPU is"
+            f"{setting} is true, but {why}. Set {setting}=false, or run on a machine with a GPU"
         )
     if asked is True or seen.number >= max(1, needed) or (seen.number and waits):
         if seen.problem and not waits:
             raise PlacementError(
-                f"{setting} is {str(asked).lower()}, and not all GPUs can be used: {seen.problem}; "
+                f"{setting} is {str(asked).lower()}, but not all GPUs can be used: {seen.problem}; "
                 f"or compute on CPUs ({setting}=false)"
             )
         if asked == "auto":
-            logger.info("%s auto is true: %s", setting, seen.text)
+            logger.info("%s=auto resolves to true: %s", setting, seen.text)
         return True
     if waits:
         raise PlacementError(
-            f"{setting}=auto depends on the nodes that exist, and {seen.text}; but with "
-            f"placement.wait_for_nodes_seconds others may join: set {setting}=true to wait for "
-            "GPUs, or false to compute on CPUs"
+            f"{setting}=auto cannot be decided yet: now {seen.text}, but other nodes may join "
+            f"during placement.wait_for_nodes_seconds; set {setting}=true to wait for GPUs, or "
+            "false to compute on CPUs"
         )
     if seen.problem:
-        logger.warning("%s auto is false, though there is a GPU: %s", setting, seen.problem)
+        logger.warning(
+            "%s=auto resolves to false, though there is a GPU: %s", setting, seen.problem
+        )
     elif seen.number:
         logger.warning(
-            "%s auto is false, though there is a GPU: %s, and %d %s would need one each",
+            "%s=auto resolves to false, though there is a GPU: %s, but %d %s need one each",
             *(setting, seen.text, needed, users),
         )
     else:
-        logger.info("%s auto is false: %s", setting, seen.text)
+        logger.info("%s=auto resolves to false: %s", setting, seen.text)
     return False
 
 
@@ -143,7 +145,7 @@ def gpus_here() -> SeenGpus:
 
 
 def nodes_gpus(nodes: Sequence[Mapping[str, float]]) -> SeenGpus:
-    """Return the GPUs of a cluster's live nodes, whose resources are given by Ray's names."""
+    """Count the GPUs in the Ray resources of a cluster's live nodes."""
     number = int(sum(node.get("GPU", 0.0) for node in nodes))
     of = f"the cluster's {len(nodes)} live nodes" if len(nodes) != 1 else "the cluster's live node"
     if not number:
@@ -180,7 +182,7 @@ def has_named_gpu(gpu: str | None, node: Mapping[str, float]) -> bool:
 
 
 def placed_here(placement: Placed) -> Placed:
-    """Return the placement resolved for machines like this one, without logging.
+    """Resolve the placement's `use_gpu` by the GPUs of this machine, without logging.
 
     For estimates and tables; a GPU that is asked for is taken to be there.
     """
@@ -202,7 +204,9 @@ def allocator_environment() -> dict[str, str]:
 
 
 def set_allocator() -> None:
-    """Set torch's allocator for this process; without effect once it uses a GPU."""
+    """Configure torch's GPU memory allocator for this process; without effect once the process uses
+    a GPU.
+    """
     os.environ.update(allocator_environment())
 
 
@@ -227,7 +231,7 @@ def check_deterministic_start() -> None:
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Allow torch only deterministic operations inside the block.
+    """Make torch use only deterministic operations inside the block; raise if it lacks one.
 
     Args:
         wanted: `placement.deterministic`; False changes nothing.
@@ -249,8 +253,9 @@ def deterministic(wanted: bool) -> Iterator[None]:
         if not any(part in str(error) for part in _NOT_DETERMINISTIC):
             raise
         raise PlacementError(
-            "placement.deterministic is true, and torch has no deterministic form of an operation "
-            f"of this training here: {str(error).strip().partition('. ')[0]}. Set placement."
+            "placement.deterministic is true, but torch has no deterministic implementation of an "
+            "operation that this training needs on this device: "
+            f"{str(error).strip().partition('. ')[0]}. Set placement."
             "deterministic=false, or train on CPUs (placement.use_gpu=false)"
         ) from error
     finally:

@@ -75,7 +75,7 @@ def gpu_problems(gpu: str | None = None) -> dict[str, str]:
         ray.cancel(one)
     if late:
         logger.warning(
-            "%d of %d nodes had no GPU free for %d s: their driver and GPUs are not checked",
+            "%d of %d nodes had no GPU free for %d s, so their driver and GPUs are not checked",
             *(len(late), len(nodes), _SECONDS),
         )
     problems = {asked[one]: _problem(one) for one in done}

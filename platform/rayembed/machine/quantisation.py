@@ -1,4 +1,5 @@
-"""Quantised vectors: unit vectors as int8 or as bits, the same in training, evaluation and serving.
+"""Convert unit vectors to int8 or to bits and back, the same way in training, evaluation and
+serving.
 
 int8. A component x of a unit vector of width D becomes the integer nearest to 127·x/r (ties to the
 even one), cut to -127 … 127, with r = min(1, 8/√D). The range is fixed by the width alone, so that
@@ -42,7 +43,7 @@ def bit_value(width: int) -> float:
 
 
 def to_int8(vectors: np.ndarray) -> np.ndarray:
-    """(N, D) int8 codes of (N, D) unit vectors."""
+    """Quantise (N, D) unit vectors to (N, D) int8 codes."""
     # Multiplied, not divided, and in float32: torch does the same to the bit.
     scaled = np.asarray(vectors, np.float32) * np.float32(1 / int8_step(vectors.shape[-1]))
     codes: np.ndarray = np.clip(np.rint(scaled), -LEVELS, LEVELS).astype(np.int8)
@@ -50,17 +51,17 @@ def to_int8(vectors: np.ndarray) -> np.ndarray:
 
 
 def to_bits(vectors: np.ndarray) -> np.ndarray:
-    """(N, B) uint8 packed signs of (N, D) vectors."""
+    """Pack the signs of (N, D) vectors to (N, B) uint8."""
     return np.packbits(vectors > 0, axis=-1)
 
 
 def from_int8(codes: np.ndarray) -> np.ndarray:
-    """(N, D) float32 vectors of (N, D) int8 codes; their length is 1 up to rounding."""
+    """Convert (N, D) int8 codes to (N, D) float32 vectors, whose length is 1 up to rounding."""
     return codes.astype(np.float32) * np.float32(int8_step(codes.shape[-1]))
 
 
 def from_bits(packed: np.ndarray, width: int) -> np.ndarray:
-    """(N, D) float32 vectors of (N, B) packed signs.
+    """Convert (N, B) packed signs to (N, D) float32 vectors.
 
     Args:
         width: D.

@@ -1,3 +1,3 @@
-"""Models: architectures, pooling, tokenizers, loading and saving. Independent of Ray
-and DeepSpeed.
+"""Embedding models: architectures, pooling, tokenizers, loading and saving. Independent of Ray and
+DeepSpeed.
 """

@@ -59,7 +59,7 @@ class Published(NamedTuple):
 
 
 class ModuleEntry(NamedTuple):
-    """An entry of `modules.json`."""
+    """An entry of `modules.json`, the list of modules that sentence-transformers reads."""
 
     path: str
     """Folder relative to the model's."""
@@ -148,23 +148,24 @@ class Architecture:
         return None
 
     def tokenizer(self, config: Any, folders: Folders) -> PromptTokenizer:
-        """Return the picklable tokenizer of a model, read from the folders of its parts or of their
-        export.
+        """Make the model's picklable tokenizer from the folders of its parts, or from an exported
+        model's folder.
 
         Raises:
             ArtifactError: no fast tokenizer there, or one without a token that is needed.
             ConfigError: maximum lengths that leave no room for text.
         """
-        raise TypeError(f"{type(self).__name__} makes no tokenizer")
+        raise TypeError(f"{type(self).__name__} must define the method tokenizer")
 
     def assemble(
         self, config: Any, parts: Parts, head: nn.Module, tokenizer: PromptTokenizer
     ) -> Model:
         """Build the model from its pretrained parts, head and tokenizer."""
-        raise TypeError(f"{type(self).__name__} assembles no model")
+        raise TypeError(f"{type(self).__name__} must define the method assemble")
 
     def check_parts(self, config: Any, parts: Parts, folders: Folders) -> None:
-        """Check that the parts fit the settings and each other; they may be on the meta device.
+        """Check that the parts fit the settings and each other; the parts may be on the meta
+        device.
 
         Raises:
             ConfigError: they do not.
@@ -291,7 +292,7 @@ def check_positions(setting: str, length: int, part: Any, what: str, added: int 
     """
     positions = num_positions(part)
     if positions is not None and length + added > positions:
-        behind = f", of which what stands before a text takes {added}" if added else ""
+        behind = f", and the tokens before a text take {added} of them" if added else ""
         raise ConfigError(
             f"{setting} is {length}, but the {what} has learnt {positions} positions{behind}; set "
             f"it to {max(positions - added, 0)} at most"
@@ -312,9 +313,9 @@ def check_word_width(part: Any, kind: str, reference: str) -> None:
     width, hidden = part.get_input_embeddings().embedding_dim, part.config.hidden_size
     if width != hidden:
         raise ConfigError(
-            f"model.backbone.path {reference!r}: its words are {width} wide and its "
-            f"states {hidden}, and a {kind} puts vectors with the width of states among its "
-            "words; take a model in which both are the same"
+            f"model.backbone.path {reference!r}: its word embeddings are {width} wide and its "
+            f"hidden states {hidden}, but a {kind} inserts vectors as wide as hidden states among "
+            "the word embeddings; use a model in which both widths are equal"
         )
 
 

@@ -22,8 +22,8 @@ is required; its length is the text's cost."""
 
 
 class Tokenizer(Protocol):
-    """Protocol of tokenizers: texts to tokens, and tokens to micro-batches. Picklable and free of
-    torch modules: it runs in data workers.
+    """Protocol of tokenizers: turn texts into tokens, and tokens into micro-batches. Picklable and
+    free of torch modules: it runs in data workers.
     """
 
     def __call__(
@@ -56,7 +56,7 @@ class PackingTokenizer(Tokenizer, Protocol):
     """Protocol of tokenizers that can also collate micro-batches without padding."""
 
     def pack(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
-        """Collate a packed micro-batch: the texts' tokens one after the other, see `packed`."""
+        """Collate a packed micro-batch: the tokens of all texts in one sequence, see `packed`."""
         ...
 
 
@@ -108,7 +108,7 @@ class InContextTokenizer(Tokenizer, Protocol):
         ...
 
     def instruct(self, instruction: str, examples: Sequence[tuple[str, str]]) -> str:
-        """Prepend as many example pairs (query, positive) to the instruction as allowed."""
+        """Prepend example pairs (query, positive) to the instruction, as many as are allowed."""
         ...
 
 
@@ -137,7 +137,8 @@ class TrainableModel(nn.Module):
     def backbone_parameter(self, name: str) -> bool:
         """Whether the named parameter belongs to the pretrained backbone (or its adapters)."""
         raise TypeError(
-            f"{type(self).__name__} does not say which parameters belong to its backbone"
+            f"{type(self).__name__} must define backbone_parameter: which parameters are its "
+            "backbone's"
         )
 
     @property
@@ -161,7 +162,7 @@ class TrainableModel(nn.Module):
 
     def compile_layers(self, backend: str = "inductor") -> None:
         """Compile the layers in place, see `layers.compile_layers`."""
-        raise TypeError(f"{type(self).__name__} has no layers to compile")
+        raise TypeError(f"{type(self).__name__} does not support compiling its layers")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Cast or move all tensors, but keep float32 buffers in float32.
@@ -184,7 +185,8 @@ class TrainableModel(nn.Module):
 
 
 class EmbeddingModel(TrainableModel):
-    """Base class of the architectures: a module whose forward pass embeds tokens.
+    """Base class of embedding models: a module whose forward pass turns tokens into
+    vectors.
 
     Sub-classes set `tokenizer` and `dimensions` and implement `forward`, `save` and what of the
     optional parts (context, auxiliary loss) their architecture has.
@@ -196,7 +198,7 @@ class EmbeddingModel(TrainableModel):
 
     def forward(self, batch: dict[str, Tensor], context: Tensor | None = None) -> EmbedOutput:
         """Embed one collated micro-batch; `context` is given only to models with `uses_context`."""
-        raise TypeError(f"{type(self).__name__} does not embed")
+        raise TypeError(f"{type(self).__name__} must define the method forward")
 
     uses_context: bool = False
     """Whether `forward` needs the `embed_context` vectors of the batch's documents."""
@@ -241,7 +243,7 @@ class EmbeddingModel(TrainableModel):
 
     def embed_context(self, batch: dict[str, Tensor]) -> Tensor:
         """Embed one collated micro-batch of documents to (B, C) context vectors."""
-        raise TypeError(f"{type(self).__name__} takes no context")
+        raise TypeError(f"{type(self).__name__} does not use context documents")
 
     def set_corpus(self, vectors: Tensor | None) -> None:
         """Set the default context, for texts that are embedded without a context; it is saved with
@@ -250,11 +252,11 @@ class EmbeddingModel(TrainableModel):
         Args:
             vectors: (n, C) of `embed_context`, n at most `max_context`; None: no corpus is known.
         """
-        raise TypeError(f"{type(self).__name__} takes no context")
+        raise TypeError(f"{type(self).__name__} does not use context documents")
 
     def no_context(self) -> Tensor:
         """(0, C) tensor that stands for a context without documents."""
-        raise TypeError(f"{type(self).__name__} takes no context")
+        raise TypeError(f"{type(self).__name__} does not use context documents")
 
     def known_ahead(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Precompute further entries of a collated micro-batch on the CPU, which `forward` would
@@ -285,12 +287,13 @@ class EmbeddingModel(TrainableModel):
         return {}
 
     def save(self, folder: Path, *, instructions: Mapping[str, str] | None = None) -> None:
-        """Write safetensors and JSON files that `load_model` and sentence-transformers load.
+        """Write the model as safetensors and JSON files that `load_model` and sentence-transformers
+        read.
 
         Args:
             instructions: task definitions by name, kept as prompts for sentence-transformers.
         """
-        raise TypeError(f"{type(self).__name__} cannot be saved")
+        raise TypeError(f"{type(self).__name__} does not support saving")
 
 
 def cost(tokens: Tokens) -> int:
@@ -329,14 +332,14 @@ def load_trainable_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
     if missing or unexpected:
         raise ArtifactError(
-            "the saved weights are of another model: "
+            "the saved weights belong to another model: "
             f"missing {len(missing)} {missing[:10]}, unexpected {len(unexpected)} {unexpected[:10]}"
         )
     for name, parameter in own.items():
         if parameter.shape != state[name].shape:
             raise ArtifactError(
-                f"the saved weight {name!r} has the shape {tuple(state[name].shape)}, the model's "
-                f"has {tuple(parameter.shape)}"
+                f"the saved weight {name!r} has the shape {tuple(state[name].shape)}, but "
+                f"the model's has {tuple(parameter.shape)}"
             )
     for name, parameter in own.items():
         parameter.copy_(state[name])

@@ -42,7 +42,7 @@ class MixtureOutput(NamedTuple):
 
 
 class Float32Linear(nn.Linear):
-    """Linear layer that multiplies in float32, for any dtype of weight and input."""
+    """Linear layer that computes in float32, whatever the dtype of weight and input."""
 
     def forward(self, input: Float[Tensor, "N H"]) -> Float[Tensor, "N E"]:
         """Return the outputs in float32."""
@@ -288,7 +288,7 @@ def has_grouped_kernel(weight: Tensor, num_experts: int) -> bool:
 
 
 def _inverse(order: Tensor) -> Tensor:
-    """Inverse permutation of `order`."""
+    """Return the inverse permutation of `order`."""
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=order.device)
     return places

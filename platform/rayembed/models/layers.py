@@ -99,7 +99,9 @@ def _drops(holder: Any) -> bool:
 
 
 def _keep_products(layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run the layer's forward pass; the backward pass recomputes everything but matrix products."""
+    """Run the layer's forward pass so that only matrix products are stored, and the rest is
+    recomputed in the backward pass.
+    """
     forward = partial(type(layer).forward, layer)
     if not (layer.training and torch.is_grad_enabled()):
         return forward(*args, **kwargs)

@@ -114,7 +114,7 @@ class Projection(nn.Module):
 
 
 class ProjectedPooling(nn.Module):
-    """A pooling layer followed by projections."""
+    """Pooling layer followed by linear projections."""
 
     def __init__(
         self, pooling: nn.Module, in_width: int, configs: Sequence[ProjectionConfig]
@@ -141,5 +141,5 @@ def pooled_width(pooling: nn.Module, hidden_size: int) -> int:
 
 
 def build_pooling(config: PlainPooling) -> Pooling:
-    """Build a pooling without weights: `(hidden, layout, pool_mask)` → (B, H) float32."""
+    """Build a pooling without weights; it maps `(hidden, layout, pool_mask)` to (B, H) float32."""
     return Pooling(_POOLINGS[config.kind])

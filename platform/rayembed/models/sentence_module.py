@@ -61,7 +61,7 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
         self.model.tokenizer.max_lengths = {"query": value, "document": value}
 
     def get_embedding_dimension(self) -> int:
-        """Width of the vectors."""
+        """Return the width of the vectors."""
         return self.model.dimensions[0]
 
     def preprocess(
@@ -81,7 +81,7 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
         return tokenizer.collate(tokenizer.with_prompts(inputs, prompts, role, allow_empty=True))
 
     def set_corpus(self, documents: Sequence[str], *, seed: int = 0) -> None:
-        """Embed all later texts in the context of a corpus (CDE).
+        """Set the corpus whose documents are the context of all later texts (CDE).
 
         Args:
             documents: of the corpus, of which as many are drawn as the model takes; `[]`: without
@@ -96,7 +96,7 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
                 f"set_corpus takes a sequence of texts, the corpus's documents, not {documents!r}"
             )
         if not self.model.uses_context:
-            raise DataError(f"a model of kind {self.model.config.kind!r} takes no corpus")
+            raise DataError(f"a model of kind {self.model.config.kind!r} does not use a corpus")
         self.model.set_corpus(corpus_context(self.model, documents, seed=seed))
 
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:

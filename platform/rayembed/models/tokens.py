@@ -29,7 +29,8 @@ _SHOWN_CHARACTERS = 80
 
 
 class TextTokenizer:
-    """Tokenizer of `prefix ids + tokens of (prompt + text), truncated + suffix ids`; picklable.
+    """Tokenizer that adds prefix and suffix ids around the truncated tokens of prompt and text;
+    picklable.
 
     The prompt is that of `literal_prompt`: a template filled with the instruction, a prefix of the
     role, or both.
@@ -161,7 +162,7 @@ class TextTokenizer:
 
 
 class PrefixTokenizer(TextTokenizer):
-    """Tokenizer of `prompt + text` with the model's own special tokens."""
+    """Tokenizer of a prompt and a text with the model's own special tokens."""
 
     def __init__(
         self, pretrained: Any, config: ArchitectureConfig, *, pool_prompt: bool = True
@@ -176,7 +177,7 @@ class PrefixTokenizer(TextTokenizer):
 
 
 def plain_tokenizer(pretrained: Any, max_length: int) -> TextTokenizer:
-    """Tokenizer of texts without prompts, with the model's own special tokens."""
+    """Make a tokenizer of texts without prompts, with the model's own special tokens."""
     return TextTokenizer(pretrained, max_lengths={"query": max_length, "document": max_length})
 
 
@@ -315,7 +316,7 @@ def save_tokenizer(pretrained: Any, folder: Path) -> None:
 
 
 def without_settings(pretrained: Any) -> Any:
-    """Return the tokenizer with truncation and padding switched off.
+    """Switch off the tokenizer's truncation and padding, and return it.
 
     A tokenizer.json can bring both along (all-MiniLM-L6-v2: 128 tokens).
     """
@@ -330,7 +331,7 @@ def special_layout(backend: Any) -> tuple[list[int], list[int]]:
     own = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
     if not own:
         raise ArtifactError(
-            "the tokenizer makes no token of the text 'a'; is its vocabulary whole?"
+            "the tokenizer makes no token of the text 'a'; is its vocabulary complete?"
         )
     return list(encoding.ids[: own[0]]), list(encoding.ids[own[-1] + 1 :])
 
@@ -350,7 +351,7 @@ def append_stated_eos(pretrained: Any, folder: Path) -> None:
         return
     eos = pretrained.eos_token
     if eos is None:
-        raise ArtifactError(f"{str(path)!r} has add_eos_token=true but names no eos_token")
+        raise ArtifactError(f"{str(path)!r} has add_eos_token=true but no eos_token; set it")
     backend = without_settings(pretrained).backend_tokenizer
     prefix, suffix = special_layout(backend)
     if pretrained.eos_token_id in suffix:
@@ -404,9 +405,9 @@ def check_tokenizer(
         if refused:
             raise ArtifactError(
                 f"the tokenizer in {str(folder)!r} has {name}={value!r} (tokenizer_config.json, "
-                "tokenizer.json, config.json), by which transformers makes other inputs of a text "
-                "than rayembed does; evaluate it as it is by the reference `st:` and its path, or "
-                "save the tokenizer with its default"
+                "tokenizer.json, config.json), so transformers would make other inputs of a text "
+                "than rayembed; evaluate it unchanged by the reference `st:` and its path, or save "
+                "the tokenizer with the default value"
             )
 
 

@@ -69,7 +69,7 @@ class TransformerModel(EmbeddingModel):
 
     @property
     def trained_parts(self) -> list[Any]:
-        """The `parts` that are trained or have trained adapters."""
+        """Parts of the model that are trained or have trained adapters."""
         return [part for name, part in self.parts.items() if name not in self.config.frozen]
 
     def backbone_parameter(self, name: str) -> bool:
@@ -100,7 +100,7 @@ class TransformerModel(EmbeddingModel):
         check_vectors(self, what)
 
     def save(self, folder: Path, *, instructions: Mapping[str, str] | None = None) -> None:
-        """Save the model with merged adapters to a folder, atomically.
+        """Save the model to a folder atomically, with adapters merged into its weights.
 
         An older model in the folder is replaced.
 

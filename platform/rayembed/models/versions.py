@@ -41,7 +41,8 @@ _warned: set[str] = set()
 
 
 def warn_of_other_versions(what: str, then: Mapping[str, str]) -> None:
-    """Warn, once per process, if installed library versions differ from a record.
+    """Warn, once per process, if the installed library versions differ from the recorded
+    ones.
 
     Args:
         what: was made with the recorded versions, in the plural.

@@ -1,1 +1,1 @@
-"""Training: the step, the loop, the DeepSpeed engine, checkpoints."""
+"""Training of a model: the step, the loop, the DeepSpeed engine, checkpoints."""

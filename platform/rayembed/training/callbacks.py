@@ -44,7 +44,7 @@ class KeepCheckpoints(Callback):
 
 
 class WriteWeights(Callback):
-    """Writes the trained weights to storage at the end.
+    """Writes the trained weights to storage when the stage ends.
 
     Args:
         made_of: record of their inputs.
@@ -54,7 +54,7 @@ class WriteWeights(Callback):
         self._path, self._made_of = path, made_of
 
     def on_train_start(self, trainer: StageTrainer, step: int) -> None:
-        """Store the engine."""
+        """Store the engine, which has the weights."""
         self._engine = trainer.engine
 
     def on_train_end(self) -> None:
@@ -65,8 +65,8 @@ class WriteWeights(Callback):
 
 
 def whole_weights(engine: Engine) -> dict[str, Tensor]:
-    """Collect the full trained weights on worker 0's CPU, and nothing on the others; all workers
-    must call it.
+    """Collect the full trained weights on worker 0's CPU (the others get none); all workers must
+    call it together.
     """
     return {name: w.cpu().clone() for name, w in engine.trainable_weights() if rank() == 0}
 

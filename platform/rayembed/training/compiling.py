@@ -43,7 +43,7 @@ def compiles(
     if not rank():
         told = "are compiled" if reason is None else f"are not compiled, as {reason}"
         logger.info(
-            "stage %s: about %.0f minutes estimated; its layers %s (placement.compile_layers)",
+            "stage %s: estimated to take %.0f minutes; its layers %s (placement.compile_layers)",
             *(stage.name, seconds / 60, told),
         )
     return reason is None

@@ -73,7 +73,7 @@ class DroppedSteps:
         self._last = ""
 
     def note(self, step: int, loss: float, norm: float, rate: float) -> None:
-        """Record the outcome of a step, numbered from 1."""
+        """Record whether a step (numbered from 1) was dropped."""
         if math.isfinite(norm):
             self.in_a_row = 0
             return
@@ -110,9 +110,9 @@ class DroppedSteps:
         )
         raise DivergenceError(
             f"stage {name!r}: {which} dropped, because loss or gradient are not finite numbers; "
-            f"{'a stage cannot end so' if is_last else 'this many in a row end the run'} "
+            f"{'a stage cannot end with them' if is_last else 'this many in a row end the run'} "
             f"(placement.end_after_dropped_steps={self._limit}). The last one: {self._last}, its "
-            f"batch of {self._of_step(step - 1)}. {kept}; no weights were handed on. Most often "
+            f"batch of {self._of_step(step - 1)}. {kept}; no weights were passed on. Most often "
             "the learning rate is too high: lower optimizer.learning_rate or raise "
             f"optimizer.warmup_steps, and train under another --name.{self._advice(step - 1)}"
         )

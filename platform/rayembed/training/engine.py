@@ -153,7 +153,7 @@ class DeepSpeedEngine:
         self._engine.allreduce_gradients()
 
     def step(self, learning_rate_factor: float) -> tuple[float, float]:
-        """Update the weights; return the learning rate and the gradient norm before clipping.
+        """Update the weights; return the learning rate and the unclipped gradient norm.
 
         Where the norm is not finite, nothing is updated and no update counted; it is the same on
         all workers. DeepSpeed does so by itself but for fp32 without partitions.

@@ -1,5 +1,5 @@
-"""Training of a stage in this process, without Ray: one worker, with checkpoints that Ray Train can
-resume from.
+"""Train a stage in this process, without Ray, with checkpoints from which Ray Train can
+resume.
 
 The same trainer, callbacks and files as of a worker on Ray, so a run may change between the two.
 """
@@ -115,7 +115,7 @@ def train_here(
             except DeviceMemoryError as error:
                 if not (error.may_pass and starts_left):
                     raise
-                logger.warning("%s The stage goes on from its last checkpoint.", str(error))
+                logger.warning("%s The stage resumes from its last checkpoint.", str(error))
             finally:
                 # Weights and optimiser states, before the next thing needs room: out of the except
                 # block nothing holds the frames of the step that failed.
@@ -224,7 +224,8 @@ class _Kept(Callback):
 
 
 class ValidationHere(Callback):
-    """Validates weights between two training steps, without changing the training's random state.
+    """Scores weights between two training steps, without changing the training's random
+    state.
 
     Args:
         number: of the stage in its run.
@@ -324,8 +325,8 @@ def _one_worker(placement: Placement) -> Iterator[None]:
         atexit.register(dist.destroy_process_group)
     if dist.get_world_size() != 1:
         raise PlacementError(
-            f"this process is one of {dist.get_world_size()} of a torch.distributed group, and "
-            "placement.runtime=local trains in one process alone; call it outside of such a group, "
+            f"this process is one of {dist.get_world_size()} of a torch.distributed group, but "
+            "placement.runtime=local trains in a single process; call it outside of such a group, "
             "or set placement.workers, which starts workers itself"
         )
     threads = torch.get_num_threads()

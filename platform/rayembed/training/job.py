@@ -52,11 +52,11 @@ class Job(ABC):
     @property
     @abstractmethod
     def pretrained(self) -> tuple[str, ...]:
-        """References of the pretrained models."""
+        """References of the pretrained models, such as hub names or paths."""
 
     @abstractmethod
     def plan(self) -> Any:
-        """Open the batch plan."""
+        """Open the batch plan, which determines the rows of every batch."""
 
     @abstractmethod
     def model(self) -> TrainableModel:
@@ -110,7 +110,7 @@ class Job(ABC):
         return True
 
     def trainer(self, callbacks: Sequence[Callback], stream: Stream) -> StageTrainer:
-        """Make the trainer of this worker, which writes the trained weights to storage.
+        """Make this worker's trainer, which writes the trained weights to storage.
 
         Raises:
             RayembedError: the plan or a pretrained model cannot be used.
@@ -162,13 +162,17 @@ class StageJob(Job):
 
     @property
     def pretrained(self) -> tuple[str, ...]:
-        """References of the pretrained models, including a teacher that runs in the step."""
+        """References of the pretrained models, including a teacher whose hidden states are
+        learnt.
+        """
         states = self.stage.hidden_states
         return (*self.run.model.parts.values(), *([] if states is None else [states.teacher]))
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the run, and of the weights of a teacher that runs in the step."""
+        """Fingerprint of the run and, if hidden states of a teacher are learnt, of the teacher's
+        weights.
+        """
         states = self.stage.hidden_states
         if states is None:
             return self.run.fingerprint

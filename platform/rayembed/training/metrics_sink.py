@@ -35,14 +35,14 @@ class MetricsSink:
         self._telling: threading.Timer | None = None
 
     def append(self, record: Mapping[str, Any], offset: int) -> None:
-        """Write a step's metrics; `offset` is the number of the run's steps before the stage."""
+        """Write a step's metrics to the log; `offset` is the number of steps in earlier stages."""
         metrics = {k: v for k, v in record.items() if k not in ("stage", "step")}
         self._log.append(record["stage"], record["step"], offset + record["step"], metrics)
         self._trains = True
         self._hang.is_over()
 
     def keep(self) -> None:
-        """Copy the log to storage."""
+        """Copy the metrics log to storage."""
         if self._place is not None:
             write_atomic(self._place, self._log.path.read_bytes())
 
@@ -56,7 +56,7 @@ class MetricsSink:
         return self._trains
 
     def stops(self) -> bool:
-        """Whether a checkpoint is requested."""
+        """Whether the workers should make a checkpoint and stop."""
         return self._stops
 
     def saved(self, step: int, workers: int) -> None:

@@ -111,7 +111,7 @@ class Objective(ABC):
         stage: Any,
         settings: StepSettings,
     ) -> StepReport:
-        """Accumulate the gradients of one step in the model's parameters.
+        """Compute one step, and accumulate its gradients in the model's parameters.
 
         Args:
             engine: what forward passes go through.
@@ -120,6 +120,6 @@ class Objective(ABC):
 
     @abstractmethod
     def source(self, plan: Any, step: int) -> str:
-        """Describe the source of a step's batch (from 0), to complete the sentence `its batch is of
-        …`.
+        """Describe where a step's batch (from 0) comes from, to complete the sentence `its batch is
+        of …`.
         """

@@ -373,5 +373,5 @@ def _wait_for(tasks: list[Any], what: str, advice: str) -> None:
     except ray.exceptions.RayError as error:
         raise WorkerError(
             f"{what} was lost with its process or node: {error}\n{advice} Submit the run again "
-            "under the same name to go on from here."
+            "under the same name to resume it."
         ) from error

@@ -19,7 +19,7 @@ _GROUP = 2**28
 
 @dataclass(frozen=True)
 class GroupKey:
-    """Common properties of the parameters in one group."""
+    """Properties that all parameters of an optimiser group share."""
 
     part: Literal["backbone", "fresh", "loss"]
     decayed: bool
@@ -58,7 +58,9 @@ def parameter_groups(
     """
     named = dict([*trained_parameters(model), *trained_parameters(loss)])
     if all(name.startswith(PREFIX) for name in named):
-        raise ConfigError("the model has no trainable parameter; set model.lora or leave it null")
+        raise ConfigError(
+            "the model has no trainable parameter; set model.lora, or null to train all weights"
+        )
     rates = _rates(list(named), config)
     _check_rates({_part(model, name) for name in named if name not in rates}, config)
     linear = {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
@@ -93,9 +95,7 @@ def parameter_groups(
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> float:
-    """Set each group's rate to `factor` times its peak; return the backbone's (first group's) new
-    rate.
-    """
+    """Set each group's learning rate to `factor` times its peak; return the first group's rate."""
     for group in optimizer.param_groups:
         group["lr"] = group["peak"] * factor
     return float(optimizer.param_groups[0]["lr"])

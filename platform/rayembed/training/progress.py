@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Progress:
-    """Logs the progress of a stage: step, loss, rate, remaining time, and changes of the number of
+    """Logs a stage's step, loss, speed, remaining time, and changes of the number of
     workers.
 
     Rates and the time left are those of the last steps of this submission without its first one,
@@ -30,7 +30,7 @@ class Progress:
         self._workers: float | None = None
 
     def __enter__(self) -> None:
-        logger.info("stage %s: %d steps", self._stage.name, self._stage.steps)
+        logger.info("stage %s begins: %d steps", self._stage.name, self._stage.steps)
         for record in self._records()[-1:]:  # of an earlier submission
             self._since = self._seen = record["time"]
             self._workers = record.get("workers")

@@ -88,7 +88,7 @@ def worker_environment(placement: Placement) -> dict[str, str]:
 
 
 def train_function(config: dict[str, Any]) -> None:
-    """Train on this worker, from the job's last checkpoint if any.
+    """Train on this worker, from the job's last checkpoint if it has one.
 
     Args:
         config: `job`; `sink`, the `MetricsSink` actor; `offset`, the steps of earlier stages;
@@ -168,7 +168,7 @@ class TrainReport(Callback):
         self._losses: list[float] = []
 
     def on_step_end(self, record: StepRecord) -> None:
-        """Send a step's metrics from worker 0."""
+        """Send a step's metrics to the driver's actor, from worker 0 only."""
         self._losses.append(record["loss"])
         if rank() == 0:
             self._pending.append(self._sink.append.remote(record, self._offset))
@@ -236,7 +236,8 @@ _ADDRESS = re.compile(r"NET/Socket : Using (.+?)\s*$", re.MULTILINE)
 
 
 def log_nccl(folder: str) -> Path | None:
-    """Make NCCL write its network choice to a file of this process; return the file.
+    """Make NCCL log the network that it chooses to a file of this process; return the
+    file's path.
 
     Must be called before the first collective. None where the user has NCCL log already, to the
     worker's output or to a file of their own; rank 0's warnings go to the file as well.
@@ -287,10 +288,10 @@ class TransportLog(Callback):
         if "Socket" in networks and (self._several_nodes or self._workers > MOST_OF_NODE):
             addresses = ", ".join(dict.fromkeys(_ADDRESS.findall(text))) or "unknown interfaces"
             logger.warning(
-                "NCCL sends between %d workers over TCP (NET/Socket, %s): several nodes may spend "
-                "as long sending as computing. If they have a faster network (EFA, InfiniBand), "
-                "its plugin is missing or memory cannot be locked; docs/watching.md. NCCL's own "
-                "log: %s",
+                "NCCL sends between %d workers over TCP (NET/Socket, %s): several nodes may "
+                "spend as long sending as computing. If they have a faster network (EFA, "
+                "InfiniBand), its plugin is missing or memory cannot be locked; "
+                "docs/watching.md. NCCL's own log: %s",
                 *(self._workers, addresses, self._file),
             )
         elif not networks and self._several_nodes:

@@ -257,7 +257,9 @@ class StageTrainer:
     def train(
         self, engine: Engine, settings: StepSettings, step: int = 0, dropped_steps: int = 0
     ) -> None:
-        """Train a given engine after `step` finished steps; raises the errors of `fit`."""
+        """Continue training with an existing engine after `step` finished steps; raises the errors
+        of `fit`.
+        """
         self.engine, self.settings = engine, settings
         dropped = DroppedSteps(
             self.stage,
@@ -288,7 +290,9 @@ class StageTrainer:
         ended = time.perf_counter()
         for batch in batches:
             if batch.step != done:
-                raise DataError(f"stage {stage.name!r}: got step {batch.step}, expected {done}")
+                raise DataError(
+                    f"stage {stage.name!r}: got batch {batch.step}, expected that of step {done}"
+                )
             waited = time.perf_counter() - ended
             with self._memory.step(done + 1):
                 report = self.objective.run_step(
@@ -328,7 +332,7 @@ class StageTrainer:
                 due = False
             if ends:
                 return
-        raise DataError(f"stage {stage.name!r}: batches ended at step {done} of {stage.steps}")
+        raise DataError(f"stage {stage.name!r}: the batches ended at step {done} of {stage.steps}")
 
     def _stops(self, step: int) -> bool:
         answers = [callback.should_stop(step) for callback in self.callbacks]

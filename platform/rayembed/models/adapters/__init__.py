@@ -1,1 +1,1 @@
-"""Low-rank adapters."""
+"""Low-rank adapters (LoRA)."""

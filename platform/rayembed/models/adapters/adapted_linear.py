@@ -35,14 +35,14 @@ _kernels: Any = torch.ops.rayembed
 
 
 class AdaptedLinear(Linear):  # type: ignore[misc] # peft has no types
-    """peft's LoRA layer with a fused forward pass; it falls back to peft's own where hooks or
-    further adapters are involved.
+    """peft's LoRA layer with a faster, fused forward pass, used where the layer has one plain
+    adapter and no hooks.
 
     Names, saving and merging are peft's.
     """
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Output (…, O) for inputs (…, I), in their dtype or autocast's."""
+        """Compute the output (…, O) for inputs (…, I), in the inputs' dtype or autocast's."""
         base = self.get_base_layer()
         if args or kwargs or not self._alone(base):
             out: Tensor = super().forward(x, *args, **kwargs)
@@ -220,7 +220,7 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
 
 
 def _second(*_: Any) -> None:
-    raise NotImplementedError("layers with adapters have no second derivatives")
+    raise NotImplementedError("layers with adapters do not support second derivatives")
 
 
 _OWNED.impl("adapted_linear", computed, "CompositeExplicitAutograd")

@@ -75,7 +75,8 @@ def merge_lora(backbone: nn.Module) -> None:
 
 
 def merged_state(backbone: nn.Module) -> dict[str, Tensor]:
-    """Weights of the backbone with the adapters merged, under their original names.
+    """Return the backbone's weights with the adapters merged into them, under their
+    original names.
 
     Added in float32 and then cast to the layer's dtype. The backbone itself is left as it is.
     """

@@ -1,1 +1,1 @@
-"""Attention kernels: texts without padding, and short texts on CPUs."""
+"""Attention functions for texts without padding, and for short texts on CPUs."""

@@ -100,7 +100,7 @@ def pack(rows: Sequence[np.ndarray], prefix: str = "") -> dict[str, Tensor]:
 
 
 def joined(rows: Sequence[np.ndarray]) -> Tensor:
-    """Concatenate the ids of all texts to (T,) int64."""
+    """Concatenate the token ids of all texts to (T,) int64."""
     return torch.from_numpy(np.concatenate(rows).astype(np.int64))
 
 
@@ -128,7 +128,7 @@ def token_states(
     part: Any, batch: Mapping[str, Tensor], first: int, prefix: str = ""
 ) -> tuple[Tensor, Tensor | Packed]:
     """Run a transformers model on a micro-batch; return its last hidden states, padded (B, T, H) or
-    packed (T, H), with the attention mask or text boundaries.
+    packed (T, H), with mask or text offsets.
 
     Args:
         first: position of a text's first token, see `backbones.first_position`.
@@ -151,7 +151,7 @@ def packed_states(
     input_ids: Tensor | None = None,
     inputs_embeds: Tensor | None = None,
 ) -> Tensor:
-    """Compute (T, H) last hidden states of a transformers model with `attention.attention`.
+    """Run a transformers model on packed texts; return its last hidden states (T, H).
 
     Args:
         positions: (T,) as the model counts them.

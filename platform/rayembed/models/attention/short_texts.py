@@ -61,7 +61,8 @@ def attention(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Softmax attention in the interface of transformers: (B, H, T, D) → (B, T, H, D).
+    """Softmax attention with the signature that transformers expects: (B, H, T, D) → (B, T,
+    H, D).
 
     By products in float32 for short texts on CPUs while the module trains, by SDPA otherwise; both
     scale, mask and share key heads alike. A token that sees nothing gets the mean of all values
@@ -159,7 +160,7 @@ def _unpadded(
 ) -> Tensor:
     """Compute attention within each packed text; returns (1, T, H, D)."""
     if dropout or position_bias is not None:
-        raise ValueError("attention of packed texts has neither dropout nor a bias")
+        raise ValueError("attention of packed texts supports neither dropout nor a bias")
     attended: Tensor = varlen_attention(
         query.squeeze(0).transpose(0, 1),
         key.squeeze(0).transpose(0, 1),

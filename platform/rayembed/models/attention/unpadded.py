@@ -59,7 +59,7 @@ def packs(model: EmbeddingModel) -> bool:
         say_once(logging.INFO, f"texts are packed: attention without padding by {kernel}")
         return True
     if model.unpadded == "always":
-        raise ConfigError(f"unpadded=always, but texts must be padded: {reason}; set it to auto")
+        raise ConfigError(f"unpadded=always, but texts must be padded: {reason}; set unpadded=auto")
     say_once(logging.INFO, f"texts are padded: {reason}")
     return False
 

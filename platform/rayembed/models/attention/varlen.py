@@ -168,8 +168,8 @@ def _kernel(
     widest = _WIDEST if capability in _LARGE_GPUS else _WIDEST_ON_SMALL_GPUS
     if dtype is None or width % _WIDTHS or width > widest or capability < (8, 0):
         raise ValueError(
-            f"no kernel of unpadded attention for {query.dtype}, heads of width {width} and the "
-            f"compute capability {capability[0]}.{capability[1]}"
+            f"no attention kernel for packed texts supports {query.dtype}, heads of width {width} "
+            f"and compute capability {capability[0]}.{capability[1]}"
         )
     attended = varlen_attn(
         query.to(dtype),
@@ -210,7 +210,8 @@ def reference(
     sides: tuple[int, int],
     scale: float,
 ) -> Tensor:
-    """Reference implementation of `varlen_attention`, text by text, in float32 for narrower types.
+    """Plain implementation of `varlen_attention` for tests and CPUs: text by text, in float32 for
+    narrower types.
 
     Args:
         sides: keys that a query sees before and behind it; -1 for all.

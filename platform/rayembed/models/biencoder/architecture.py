@@ -77,7 +77,9 @@ class BiEncoderArchitecture(Architecture):
         return ProjectedPooling(pooling, width, config.projections)
 
     def tokenizer(self, config: BiEncoderConfig, folders: Folders) -> PrefixTokenizer:
-        """Make the tokenizer of prefix, instruction and text; all tokens are pooled."""
+        """Make the tokenizer, which puts prefix or instruction before each text; all tokens are
+        pooled.
+        """
         pretrained = pretrained_tokenizer(folders["backbone"])
         append_stated_eos(pretrained, folders["backbone"])
         return PrefixTokenizer(pretrained, config)
@@ -144,9 +146,9 @@ class BiEncoderArchitecture(Architecture):
         for name, (stated, own) in pairs.items():
             if stated != own:
                 raise ArtifactError(
-                    f"the files for sentence-transformers in {str(folder)!r} have {name}={stated}, "
-                    f"and {SETTINGS_FILE} {own}; one of them was changed: export the model again, "
-                    "or make both the same"
+                    f"the files for sentence-transformers in {str(folder)!r} have "
+                    f"{name}={stated}, but {SETTINGS_FILE} has {own}; one of them was changed: "
+                    "export the model again, or make both the same"
                 )
 
     def _load_float16(self, found: EncoderFolder) -> BiEncoder | None:

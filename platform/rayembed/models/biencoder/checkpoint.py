@@ -150,7 +150,7 @@ def _check_similarity(folder: Path, stated: Stated, *, normalized: bool) -> None
         raise ArtifactError(
             f"{str(folder)!r} compares vectors by {stated.similarity!r}{why} "
             "(similarity_fn_name); rayembed's vectors are of unit length, so supported are "
-            "'cosine', and 'dot' behind a Normalize module"
+            "'cosine', and 'dot' after a Normalize module"
         )
 
 
@@ -176,7 +176,10 @@ def _max_length(transformer: Path, stated: int | None) -> int:
         limits.append(num_positions(empty_backbone(transformer, backbone, mask="own")))
     found = [int(n) for n in limits if isinstance(n, int | float) and 0 < n < _UNLIMITED]
     if not found:
-        raise ArtifactError(f"{str(transformer)!r} states no maximum length of a text")
+        raise ArtifactError(
+            f"{str(transformer)!r} states no maximum length of a text; set model_max_length in its "
+            "tokenizer_config.json"
+        )
     return min(found)
 
 

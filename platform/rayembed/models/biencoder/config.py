@@ -9,7 +9,9 @@ from rayembed.config.backbone import LoraConfig, MeanPooling, PlainPooling, Proj
 
 
 class BiEncoderConfig(ArchitectureConfig):
-    """Any encoder of transformers, or a decoder under its own causal mask, with simple pooling."""
+    """Settings of a bi-encoder: any encoder of transformers, or a decoder with its causal mask,
+    with simple pooling.
+    """
 
     architecture: ClassVar[str] = "rayembed.models.biencoder.architecture:BI_ENCODER"
 
@@ -31,7 +33,7 @@ class BiEncoderConfig(ArchitectureConfig):
 
     @property
     def head_settings(self) -> dict[str, object]:
-        """Pooling and projections."""
+        """Settings that decide the shape of the head: pooling and projections."""
         return self.model_dump(include={"kind", "pooling", "projections"})
 
     @property

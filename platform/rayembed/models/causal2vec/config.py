@@ -11,7 +11,8 @@ from rayembed.config.types import ModelReference, Template
 
 
 class EncoderConfig(Settings):
-    """The bidirectional encoder that reads a text for Causal2Vec, in the backbone's dtype.
+    """Settings of the bidirectional encoder that reads each text for Causal2Vec, in the backbone's
+    dtype.
 
     It has no dropout but that of its adapters.
     """
@@ -38,7 +39,8 @@ class EncoderConfig(Settings):
 
 
 class ExamplesConfig(Settings):
-    """In-context examples before queries in training, sampled for each query (arXiv 2409.15700).
+    """Settings of in-context examples, which are sampled for each query in training (arXiv
+    2409.15700).
 
     They are pairs of the same data set from the same global batch. Where a model is used, what
     stands before a query is the caller's: `instruction_with_examples` gives it.

@@ -1,4 +1,5 @@
-"""Contextual tokens from an encoder's hidden states (arXiv 2507.23386, section 3.2).
+"""Compute Contextual tokens from an encoder's hidden states (arXiv 2507.23386, section
+3.2).
 
 B texts, S tokens of the encoder and k its width, n Contextual tokens, d the LLM's width.
 """
@@ -88,7 +89,7 @@ class QueryReader(nn.Module):
 
 
 class Projector(nn.Module):
-    """MLP from the reader's width to the LLM's: C = GELU(h W1ᵀ) W2ᵀ (equation 1)."""
+    """MLP that maps the reader's vectors to the LLM's width: C = GELU(h W1ᵀ) W2ᵀ (equation 1)."""
 
     def __init__(self, width: int, out_width: int) -> None:
         super().__init__()

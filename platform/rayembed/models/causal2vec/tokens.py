@@ -59,15 +59,15 @@ class Causal2VecTokenizer:
             if self.budget(role) <= 0:
                 raise ConfigError(
                     f"{role}_max_length is {length}, but special tokens, prompt_start, prompt_end "
-                    f"and Contextual tokens take {length - self.budget(role)}; set it higher"
+                    f"and Contextual tokens need {length - self.budget(role)} of them; raise it"
                 )
 
         limit = 0 if config.examples is None else config.examples.max_tokens
         if limit >= self.budget("query"):
             raise ConfigError(
                 f"examples.max_tokens is {limit}, but query_max_length {config.query_max_length} "
-                f"has room for {self.budget('query')} tokens, the query included; lower the first "
-                "or raise the second"
+                f"has room for {self.budget('query')} tokens, the query included; lower "
+                "examples.max_tokens or raise query_max_length"
             )
 
     @property
@@ -97,7 +97,7 @@ class Causal2VecTokenizer:
         return 0 if self._config.examples is None else self._config.examples.max_examples
 
     def instruct(self, instruction: str, examples: Sequence[tuple[str, str]]) -> str:
-        """Prepend as many example pairs (query, positive) to the instruction as its token budget
+        """Prepend example pairs (query, positive) to the instruction, as many as the token budget
         allows.
 
         Each text is cut to its own limit first.
@@ -117,7 +117,9 @@ class Causal2VecTokenizer:
         return made
 
     def prompt(self, instruction: str, role: Role = "query") -> str:
-        """Literal prompt before a text with this instruction, in either role; empty without one."""
+        """Return the literal prompt that this instruction puts before a text in either role; empty
+        without an instruction.
+        """
         return self._config.prompt(instruction, role)
 
     def budget(self, role: Role) -> int:
@@ -189,7 +191,7 @@ class Causal2VecTokenizer:
     def collate(
         self, tokens: Sequence[Tokens], *, padding_side: PaddingSide = "right"
     ) -> dict[str, Tensor]:
-        """Collate one micro-batch.
+        """Collate a padded micro-batch, with the LLM's and the encoder's tokens.
 
         `input_ids` and `attention_mask` int64 and `contextual_mask` bool, each (B, longest).
         With an encoder `encoder_ids` and `encoder_mask` int64 (B, longest there), or, of tokens
@@ -209,7 +211,7 @@ class Causal2VecTokenizer:
         return batch
 
     def pack(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
-        """Collate one packed micro-batch.
+        """Collate a packed micro-batch, with the LLM's and the encoder's tokens.
 
         `input_ids` int64 and `contextual_mask` bool, each (T,), with the entries of `packed.pack`.
         With an encoder `encoder_ids` int64 (S,) and those entries with `encoder_` before their

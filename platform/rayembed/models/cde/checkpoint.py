@@ -210,7 +210,7 @@ def _layers(weights: dict[str, Tensor], backbone: Any) -> dict[str, Tensor]:
 
 
 def _load(module: torch.nn.Module, state: dict[str, Tensor], folder: Path) -> None:
-    """Load weights into a module strictly: all of them and no others."""
+    """Load weights into a module; raise if any is missing or unexpected."""
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
@@ -236,5 +236,5 @@ def load_corpus(folder: Path) -> Tensor | None:
     if not path.is_file():
         return None
     if (vectors := load_weights(path).get(_CORPUS)) is None:
-        raise ArtifactError(f"{str(path)!r} holds no context vectors; set the corpus again")
+        raise ArtifactError(f"{str(path)!r} contains no context vectors; set the corpus again")
     return vectors

@@ -11,7 +11,7 @@ from rayembed.config.types import ModelReference, Template
 
 
 class FirstStageConfig(Settings):
-    """The bidirectional encoder that embeds context documents for CDE, in the backbone's dtype."""
+    """Settings of CDE's first encoder, which embeds context documents in the backbone's dtype."""
 
     path: ModelReference
     """Asset reference; its vocabulary must equal the backbone's."""

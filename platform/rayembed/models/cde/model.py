@@ -75,7 +75,7 @@ class CDE(TransformerModel):
 
     @property
     def head(self) -> ContextLayers:
-        """Layers around the transformers."""
+        """Layers around the two encoders."""
         return self.layers
 
     def embed_context(self, batch: dict[str, Tensor]) -> Tensor:
@@ -207,8 +207,8 @@ class CDE(TransformerModel):
         if not self._told:
             self._told = True
             logger.warning(
-                "no corpus is set, so the null token is the context of all texts. Vectors for one "
-                "corpus are better with documents of it as context (set_corpus)"
+                "no corpus is set, so texts are embedded without context. Vectors for one corpus "
+                "are better with documents of this corpus as context (set_corpus)"
             )
         return self.no_context()
 
@@ -216,6 +216,6 @@ class CDE(TransformerModel):
         places, width = self.config.num_context, self.dimensions[0]
         if context.ndim != 2 or context.shape[1] != width or context.shape[0] > places:
             raise DataError(
-                f"context of shape {tuple(context.shape)}; this model takes at most "
+                f"the context has the shape {tuple(context.shape)}, but this model takes at most "
                 f"{places} vectors of width {width} (model.num_context)"
             )

@@ -61,14 +61,14 @@ class SequenceLayout:
             raise ConfigError(
                 "model.backbone.path: an encoder of the family "
                 f"{backbone.config.model_type!r} does not take all positions from its caller, so "
-                "context documents would have an order; take NomicBERT, ModernBERT, BERT, "
+                "the order of context documents would matter; use NomicBERT, ModernBERT, BERT, "
                 "RoBERTa or XLM-R"
             )
         if config.normalize_twice and backbone.config.model_type != "modernbert":
             raise ConfigError(
-                "model.normalize_twice is how ModernBERT was trained in released v2; here the "
-                f"embedding layer of the family {backbone.config.model_type!r} would add positions "
-                "or types twice; set it to false"
+                "model.normalize_twice=true reproduces the released CDE v2, a ModernBERT; in the "
+                f"family {backbone.config.model_type!r} it would add position or token-type "
+                "embeddings twice; set it to false"
             )
         return cls(
             num_context=config.num_context,
@@ -80,7 +80,9 @@ class SequenceLayout:
         )
 
     def num_positions(self, num_tokens: int) -> int:
-        """Number of positions that a text of this many tokens needs."""
+        """Return the number of positions that a text of this many tokens needs, with context and
+        soft prompts.
+        """
         before = self.num_context + self.num_prompts if self.counted or self.rotary else 0
         return before + num_tokens
 

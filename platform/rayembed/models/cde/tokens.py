@@ -25,7 +25,7 @@ def make_tokenizer(config: CDEConfig, folders: Mapping[str, Path]) -> PrefixToke
         if pretrained.get_vocab() != other.get_vocab():
             raise ConfigError(
                 f"model.encoder.path {config.encoder.path!r} and model.backbone.path "
-                f"{config.backbone.path!r} have other vocabularies; both stages of CDE read the "
-                "same tokens, so take encoders of one family"
+                f"{config.backbone.path!r} have different vocabularies; both encoders of CDE "
+                "read the same tokens, so use encoders of one family"
             )
     return PrefixTokenizer(pretrained, config, pool_prompt=config.pool_instruction)

@@ -86,7 +86,8 @@ def load_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
     if missing:
         raise ArtifactError(
-            f"the model in {str(folder)!r} lacks {len(missing)} weights, such as {missing[0]!r}"
+            f"the model in {str(folder)!r} lacks {len(missing)} weights, such as {missing[0]!r}; "
+            "copy or download it again"
         )
     _unpack(model)
     return finish_backbone(model, mask=mask)
@@ -119,8 +120,8 @@ def check_not_quantised(parts: Mapping[str, Any]) -> None:
         packed = is_quantised(part.config)
         if packed or any(hasattr(module, "quantization_scheme") for module in part.modules()):
             raise ConfigError(
-                f"the weights of the {name} are quantised: such a model is neither trained nor "
-                "compressed nor saved again; take the model that it was made from"
+                f"the weights of the {name} are quantised: such a model cannot be trained, "
+                "compressed or saved again; use the unquantised model that it was made from"
             )
 
 
@@ -148,7 +149,8 @@ def _without_loading_report() -> Iterator[None]:
 
 
 def empty_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
-    """Build a folder's model on the meta device: layers and shapes, no weights.
+    """Build a folder's model on the meta device, with layers and shapes but without
+    weights.
 
     Raises:
         ArtifactError: no such model.
@@ -168,9 +170,7 @@ _LEARNT_POSITIONS = ("position_embeddings", "wpe", "embed_positions")
 
 
 def num_positions(model: Any) -> int | None:
-    """Return the largest number of tokens for which the model has learnt positions; None if
-    positions are computed.
-    """
+    """Return how many positions the model has learnt; None if they are computed."""
     learnt = _learnt_positions(model)
     if learnt is None:
         return None
@@ -242,7 +242,7 @@ def loaded_architectures() -> Iterator[Any]:
         except ImportError as error:  # models of other kinds need it not
             if settings.__module__.startswith("rayembed."):
                 raise
-            logger.warning("%s cannot be imported: %s", settings.architecture, error)
+            logger.warning("architecture %s cannot be imported: %s", settings.architecture, error)
 
 
 def check_for_sentence_transformers(folder: Path) -> None:
@@ -270,8 +270,8 @@ def check_backbone(folder: Path) -> Any:
     check_for_transformers(folder)
     if (folder / "adapter_config.json").is_file():
         raise ArtifactError(
-            f"the model in {str(folder)!r} has adapters of PEFT (adapter_config.json), which are "
-            "not read; merge them (merge_and_unload in PEFT) and save the whole model"
+            f"the model in {str(folder)!r} has PEFT adapters (adapter_config.json), which rayembed "
+            "does not read; merge them (merge_and_unload in PEFT) and save the whole model"
         )
     try:
         # Unsaid, a terminal would be asked whether to run the folder's own code.
@@ -285,7 +285,7 @@ def check_backbone(folder: Path) -> Any:
         )
     if is_quantised(settings) and find_spec("compressed_tensors") is None:
         raise ArtifactError(
-            f"the model in {str(folder)!r} is quantised, and the package compressed-tensors that "
+            f"the model in {str(folder)!r} is quantised, but the package compressed-tensors that "
             "reads it is not installed: pip install 'rayembed[compress]'"
         )
     return settings
@@ -312,15 +312,14 @@ def finish_backbone(model: Any, *, mask: Mask) -> Any:
         if found != mask:
             raise ConfigError(
                 f"model.mask is {mask!r}, but a backbone of the family "
-                f"{model.config.model_type!r} attends {found} whatever its configuration says; "
-                f"set model.mask={found} or take another backbone"
+                f"{model.config.model_type!r} always has {found} attention; "
+                f"set model.mask={found} or use another backbone"
             )
     return model
 
 
 def remove_causal_mask(settings: Any) -> None:
-    """Change a decoder's configuration in place so that every token attends to all others, without
-    a sliding window.
+    """Change a decoder's configuration in place so that all tokens attend to each other.
 
     A sliding window would otherwise stay, as a two-sided one. Families whose layers are of
     several types keep them, since Gemma 3 has other rotary frequencies in its sliding layers;
@@ -352,8 +351,7 @@ def cut_layers(settings: Any, number: int) -> None:
 
 
 def set_dropout(settings: Any, config: BackboneConfig) -> None:
-    """Write the dropout settings into a transformers configuration, under its family's names, in
-    place.
+    """Write the dropout settings into a transformers configuration, in place.
 
     Raises:
         ConfigError: a dropout above zero that the family has no setting for.
@@ -381,8 +379,8 @@ def attention_dropout(settings: Any) -> float:
 
 @torch.no_grad()
 def sees_later_tokens(model: Any) -> bool:
-    """Whether the first token's hidden state depends on the third token; tested by two forward
-    passes.
+    """Whether the model attends to later tokens: two forward passes test if the third token changes
+    the first one's state.
 
     Two passes of equal shape are equal to the bit where nothing differs, so no tolerance is
     needed and a difference of any size counts.
@@ -399,7 +397,7 @@ def sees_later_tokens(model: Any) -> bool:
 
 
 def check_bidirectional(setting: str, model: Any, folder: Path) -> None:
-    """Check that an encoder is not causal; without weights, by its layers.
+    """Raise if an encoder's attention is causal; without weights its layers decide.
 
     Args:
         setting: that names it, for the message.
@@ -414,5 +412,5 @@ def check_bidirectional(setting: str, model: Any, folder: Path) -> None:
     if causal:
         raise ConfigError(
             f"{setting} {str(folder)!r} is a model of the family {model.config.model_type!r}, "
-            "whose tokens do not see later ones; take a bidirectional encoder"
+            "whose attention is causal; use a bidirectional encoder"
         )

@@ -107,7 +107,7 @@ def shapes_of(parts: Parts) -> dict[str, Any]:
 
 
 def choose_trained(config: ModelConfig, parts: Parts) -> None:
-    """Add adapters to parts and freeze parts that are not trained, in place."""
+    """Add adapters to the parts, and freeze the parts that are not trained, in place."""
     for name, part in parts.items():
         if name in config.frozen:
             part.requires_grad_(False)

@@ -61,7 +61,9 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     value = read_json_value(path)
     if not isinstance(value, dict):
-        raise ArtifactError(f"{str(path)!r} must hold a JSON object, found {type(value).__name__}")
+        raise ArtifactError(
+            f"{str(path)!r} must contain a JSON object, not a {type(value).__name__}"
+        )
     return value
 
 
@@ -194,7 +196,7 @@ def weights_fingerprint(folder: Path) -> str:
         path.relative_to(folder).as_posix() for path in folder.rglob("*") if _counts(path)
     )
     if not any(name.endswith(_WEIGHTS) for name in files):
-        raise ArtifactError(f"no weights in {str(folder)!r} to take a fingerprint of")
+        raise ArtifactError(f"cannot compute a fingerprint: no weights in {str(folder)!r}")
     states = [(folder / name).stat() for name in files]
     written = max(max(state.st_mtime, state.st_ctime) for state in states)
     # A file may be written twice within what its time resolves, and have the same size.

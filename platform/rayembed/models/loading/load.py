@@ -36,7 +36,7 @@ from rayembed.models.vocabulary import check_vocabulary, check_words
 def load_model(
     folder: str | Path, *, dtype: Dtype | None = None, device: str | torch.device = "cpu"
 ) -> TransformerModel:
-    """Load the model in a folder for embedding, in evaluation mode.
+    """Load the model in a folder, in evaluation mode, to embed texts.
 
     The folder is one that `save` wrote, a copy of what an architecture's authors have published, or
     an encoder in sentence-transformers format (transformer, pooling by one mode, Dense and
@@ -121,7 +121,7 @@ def published(folder: Path) -> Published:
     asked = (architecture.published(folder) for architecture in architectures())
     found = next((found for found in asked if found is not None), None)
     if found is None:
-        raise ArtifactError(f"no architecture reads the model in {str(folder)!r}")
+        raise ArtifactError(f"no architecture can read the model in {str(folder)!r}")
     if (folder / "modules.json").is_file():
         _check_stated(folder, found.config)
     return found
@@ -143,8 +143,8 @@ def _check_saved(folder: Path) -> None:
         if stated.prompts.get(role, prompt) != prompt:
             raise ArtifactError(
                 f"config_sentence_transformers.json in {str(folder)!r} has the prompt "
-                f"{stated.prompts[role]!r} of {role} texts, and {SETTINGS_FILE} {prompt!r}; one of "
-                "them was changed: export the model again, or make both the same"
+                f"{stated.prompts[role]!r} of {role} texts, but {SETTINGS_FILE} has {prompt!r}; "
+                "one of them was changed: export the model again, or make both the same"
             )
     architecture_of(config).check_sentence_files(config, folder)
 
@@ -159,7 +159,7 @@ def _check_stated(folder: Path, config: ModelConfig) -> Stated:
     if stated.width not in (None, width):
         raise ArtifactError(
             f"config_sentence_transformers.json in {str(folder)!r} has truncate_dim={stated.width},"
-            f" and the model's vectors are {'whole' if width is None else f'{width} wide'}; set "
+            f" but the model's vectors are {'whole' if width is None else f'{width} wide'}; set "
             "truncate_dim to null, and name the width where vectors are used (`dimensions`)"
         )
     return stated
@@ -247,8 +247,8 @@ def check_loadable(folder: Path) -> ModelConfig:
             architecture_of(config).check_part(config, name, at)
         if config.has_head and not (folder / POOLING_FILE).is_file():
             raise ArtifactError(
-                f"the model in {str(folder)!r} is incomplete: {POOLING_FILE} is missing, the "
-                "weights behind its pretrained parts; copy or export the folder again"
+                f"the model in {str(folder)!r} is incomplete: {POOLING_FILE} is missing, which "
+                "has the weights of its head; copy or export the folder again"
             )
     else:
         found = published(folder)

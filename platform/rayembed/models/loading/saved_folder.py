@@ -45,7 +45,7 @@ def read_settings(folder: Path, *, dtype: Dtype | None = None) -> ModelConfig:
     try:
         config: ModelConfig = adapter.validate_python(values.get("model"))
     except ValidationError as error:
-        raise ArtifactError(f"settings in {str(folder)!r} do not hold: {error}") from error
+        raise ArtifactError(f"the settings in {str(folder)!r} are invalid: {error}") from error
     if dtype is None:
         return config
     backbone = config.backbone.model_copy(update={"dtype": dtype})
@@ -84,14 +84,14 @@ def _read_settings_file(path: Path) -> dict[str, Any]:
     version = values.get("format_version")
     if version != FORMAT_VERSION:
         raise ArtifactError(
-            f"{str(path)!r} has format_version {version!r}; this version of "
-            f"rayembed reads {FORMAT_VERSION}"
+            f"{str(path)!r} has format_version {version!r}, but this version of rayembed reads "
+            f"only {FORMAT_VERSION}; install the version of rayembed that wrote it"
         )
     return values
 
 
 def load_head(head: Any, path: Path, dtype: torch.dtype | None = None) -> None:
-    """Load saved weights into a model's head; a head without weights has no file.
+    """Load saved weights into a model's head; do nothing for a head without weights.
 
     Args:
         dtype: of a head on the meta device, which gets copies of the weights in this type, one by

@@ -89,11 +89,13 @@ _STATED = (
     "requirements",
 )
 """Settings of config_sentence_transformers.json; the last two decide no vector."""
-_ADVICE = "evaluate it as it is by the reference `st:` and its path, or change the file"
+_ADVICE = "evaluate the model unchanged by the reference `st:` and its path, or change the file"
 
 
 class Modules(NamedTuple):
-    """Modules of a folder in sentence-transformers format."""
+    """Settings of the modules in a folder of sentence-transformers: transformer, pooling,
+    projections.
+    """
 
     transformer: Path
     pooling: PlainPooling
@@ -177,17 +179,19 @@ def _check_entries(path: Path, modules: Any) -> None:
     if not right or not all(
         isinstance(module.get(key), str) for module in modules for key in ("path", "type")
     ):
-        raise ArtifactError(f"{str(path)!r} is no list of modules with path and type")
+        raise ArtifactError(f"{str(path)!r} must be a list of modules, each with path and type")
     for module in modules:
         check_known(path, module, ("idx", "name", "path", "type"))
     names = [module["name"] for module in modules if "name" in module]
     if len(set(names)) < len(names):
-        raise ArtifactError(f"{str(path)!r} has two modules of one name; the names are {names}")
+        raise ArtifactError(
+            f"{str(path)!r} has two modules with the same name; the names are {names}"
+        )
 
 
 def read_stated(folder: Path) -> Stated:
-    """Read the settings of config_sentence_transformers.json that affect vectors; defaults without
-    the file.
+    """Read the settings of config_sentence_transformers.json that affect vectors; return defaults
+    if the file is missing.
 
     Raises:
         ArtifactError: settings of other types than these have, or unknown ones.
@@ -204,7 +208,7 @@ def read_stated(folder: Path) -> Stated:
     if not isinstance(prompts, dict) or not all(
         isinstance(text, str | None) for text in prompts.values()
     ):
-        raise ArtifactError(f"{str(path)!r} has prompts={prompts!r}; supported are texts by name")
+        raise ArtifactError(f"{str(path)!r} has prompts={prompts!r}; it must map names to texts")
     default = stated.get("default_prompt_name")
     if default is not None and default not in {"query", "document", *prompts}:
         raise ArtifactError(
@@ -234,8 +238,8 @@ def check_default_prompt(folder: Path, stated: Stated, document: str) -> None:
     if stated.default_prompt not in ("", document):
         raise ArtifactError(
             f"{str(folder / 'config_sentence_transformers.json')!r} has a default_prompt_name "
-            f"whose prompt {stated.default_prompt!r} stands before texts without a role; here "
-            f"every text has the role query or document (whose prompt is {document!r}): "
+            f"with the prompt {stated.default_prompt!r} for texts without a role; in rayembed such "
+            f"texts are documents, with the prompt {document!r}: "
             f"{_ADVICE} to default_prompt_name=null"
         )
 
@@ -294,9 +298,9 @@ def _read_dense(path: Path) -> ProjectionConfig:
     activation = settings.get("activation_function", "torch.nn.modules.activation.Tanh")
     if activation not in ACTIVATIONS or settings.get("use_residual", False):
         raise ArtifactError(
-            f"{str(path)!r} has activation_function={activation!r} and use_residual="
-            f"{settings.get('use_residual', False)}; supported are {sorted(ACTIVATIONS)} without "
-            "residual"
+            f"{str(path)!r} has activation_function={activation!r} and "
+            f"use_residual={settings.get('use_residual', False)}; supported are "
+            f"{sorted(ACTIVATIONS)} without residual"
         )
     return ProjectionConfig(
         width=settings["out_features"],

@@ -67,12 +67,12 @@ def find_start(folders: Path | Mapping[str, Path], config: ModelConfig) -> Start
         if name == "backbone":
             continue
         if not isinstance(folders, Mapping) or name not in folders:
-            raise ArtifactError(f"no folder of the {name} {reference!r} was given")
+            raise ArtifactError(f"no folder was given for the {name} {reference!r}")
         if start.load_head is not None and folders[name] != folder:
             logger.warning(
-                "the start model %s has a head that was trained beside its own %s, and this run "
-                "takes another one: its head starts fresh (name the model in model.%s.path too, "
-                "to go on with both)",
+                "the head of the start model %s was trained with its own %s, but this run uses "
+                "another one, so its head is initialised randomly (name the start model in "
+                "model.%s.path too, to keep both)",
                 *(folder, name, name),
             )
             start = start._replace(load_head=None)
@@ -84,8 +84,8 @@ def check_trainable(folder: Path) -> None:
     """Raise ConfigError if a start model has no weights that torch can train."""
     if (name := stated_format(folder)) is not None:
         raise ConfigError(
-            f"{str(folder)!r} is a model in the format {name!r} without weights that could be "
-            "trained or changed; take the model that it was made of"
+            f"{str(folder)!r} is a model in the format {name!r} without weights that can be "
+            "trained or changed; use the model that it was exported from"
         )
 
 
@@ -106,7 +106,7 @@ def _of_rayembed(folder: Path, config: ModelConfig) -> Start:
         load = partial(load_head, path=folder / POOLING_FILE)
         return Start(backbone, load)
     logger.warning(
-        "the start model %s has the head %s, this run %s: its head starts fresh",
+        "the start model %s has the head %s but this run has %s: its head is initialised randomly",
         *(folder, saved.head_settings, config.head_settings),
     )
     return Start(backbone, None)
@@ -117,10 +117,11 @@ def _of_sentence_transformers(folder: Path, config: ModelConfig) -> Start:
     wanted = architecture_of(config).projections(config)
     if modules.projections and modules.projections != wanted:
         raise ConfigError(
-            f"{str(folder)!r} has Dense modules behind its pooling, the model to train has "
-            f"model.projections={[p.model_dump() for p in wanted]}; set model.projections="
-            f"{[p.model_dump() for p in modules.projections]} in a bi-encoder to train them on, or "
-            f"copy {str(modules.transformer)!r} without modules.json to start from its transformer"
+            f"{str(folder)!r} has Dense modules after its pooling, but the model to train has "
+            f"model.projections={[p.model_dump() for p in wanted]}; set "
+            f"model.projections={[p.model_dump() for p in modules.projections]} in a bi-encoder "
+            f"to keep training them, or copy {str(modules.transformer)!r} without modules.json to "
+            "start from its transformer"
         )
     load = partial(load_projections, files=modules.dense) if modules.projections else None
     return Start({"backbone": modules.transformer}, load)

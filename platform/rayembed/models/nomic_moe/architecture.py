@@ -66,7 +66,7 @@ class NomicMoeArchitecture(Architecture):
         return nn.Identity()
 
     def tokenizer(self, config: NomicMoeConfig, folders: Folders) -> NomicMoeTokenizer:
-        """Make the tokenizer of prefix and text."""
+        """Make the tokenizer, which puts a prefix before each text."""
         return NomicMoeTokenizer(pretrained_tokenizer(folders["backbone"]), config)
 
     def assemble(
@@ -99,7 +99,7 @@ class NomicMoeArchitecture(Architecture):
         write_json(folder / "config.json", published_settings(part.config))
 
     def check_lengths(self, config: NomicMoeConfig, parts: Parts) -> None:
-        """Do nothing: rotary positions have no maximum."""
+        """Do nothing, because rotary positions have no maximum."""
         return None
 
     def remark_on_start(
@@ -141,11 +141,14 @@ class NomicMoeArchitecture(Architecture):
 def _check_backbone_settings(config: NomicMoeConfig) -> None:
     if config.backbone.num_layers is not None:
         raise ConfigError(
-            "model.backbone.num_layers: a nomic-moe keeps all layers of its start; set it to null"
+            "model.backbone.num_layers: a nomic-moe keeps all layers of its backbone; set it to "
+            "null"
         )
     for name in ("attention_dropout", "hidden_dropout"):
         if getattr(config.backbone, name) > 0:
-            raise ConfigError(f"model.backbone.{name}: a nomic-moe has no dropout; set it to 0")
+            raise ConfigError(
+                f"model.backbone.{name}: a nomic-moe model has no dropout; set it to 0"
+            )
 
 
 NOMIC_MOE = NomicMoeArchitecture()

@@ -59,7 +59,7 @@ def _encoder_names(stored: Iterable[str]) -> dict[str, str]:
 
 
 def filled(shape: EncoderShape, weights: Mapping[str, Tensor], where: str) -> NomicEncoder:
-    """Build an encoder with the given weights.
+    """Build an encoder of the given shape with the given weights.
 
     Raises:
         ArtifactError: they are not those of the shape.
@@ -86,7 +86,7 @@ def _check_shapes(encoder: NomicEncoder, found: Mapping[str, tuple[int, ...]], w
     ]
     if missing or unexpected or other:
         raise ArtifactError(
-            f"the weights in {where!r} are not those of its config.json: missing {len(missing)} "
+            f"the weights in {where!r} do not match its config.json: missing {len(missing)} "
             f"{missing[:10]}, unexpected {len(unexpected)} {unexpected[:10]}, of other shapes "
             f"{len(other)} {other[:10]}"
         )

@@ -120,5 +120,7 @@ class NomicMoeConfig(ArchitectureConfig):
     @model_validator(mode="after")
     def _dimensions_fall(self) -> "NomicMoeConfig":
         if list(self.dimensions) != sorted(set(self.dimensions), reverse=True):
-            raise ValueError(f"dimensions {self.dimensions} must be distinct, the widest first")
+            raise ValueError(
+                f"dimensions {self.dimensions} must be distinct and in descending order"
+            )
         return self

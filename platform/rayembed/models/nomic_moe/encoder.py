@@ -69,7 +69,9 @@ class EncoderTokens(NamedTuple):
 
 
 class Embeddings(nn.Module):
-    """Word vectors plus the first token-type vector, which all tokens share."""
+    """Input vectors: word embeddings plus the first token-type embedding, which all tokens
+    share.
+    """
 
     def __init__(self, shape: EncoderShape) -> None:
         super().__init__()
@@ -287,7 +289,9 @@ def _tokens(places: Tensor, longest: int, occurrences: Tensor | None) -> Encoder
 
 
 def _rotation(positions: Tensor, shape: EncoderShape) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the rotary angles at positions (T,), each (T, head width), float32."""
+    """Compute cosine and sine of the rotary angles at positions (T,), each (T, head width),
+    float32.
+    """
     width = shape.hidden_size // shape.num_heads
     steps = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width
     angles = torch.outer(positions.float(), shape.rotary_base**-steps).repeat(1, 2)
@@ -295,7 +299,9 @@ def _rotation(positions: Tensor, shape: EncoderShape) -> tuple[Tensor, Tensor]:
 
 
 def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate queries or keys (B, heads, T, width), pairing the two halves of the width."""
+    """Apply rotary positions to queries or keys (B, heads, T, width), which pair the two halves of
+    the width.
+    """
     cosine, sine = rotation
     first, second = x.float().chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)

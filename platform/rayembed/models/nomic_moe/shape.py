@@ -94,9 +94,9 @@ def check_not_nomic_layout(folder: Path) -> None:
         raise ArtifactError(
             f"{str(folder)!r} is a NomicBert with {settings['activation_function']!r} and "
             f"{settings.get('num_experts') or 0} experts, which transformers' own class would "
-            "silently compute as another model. To train it take model.kind=nomic-moe, to evaluate "
-            "it its folder or hf:// reference without st:; what "
-            "rayembed.models.loading.load.load_model loads and saves can be registered"
+            "silently compute as another model. To train it, set model.kind=nomic-moe; to evaluate "
+            "it, give its folder or hf:// reference without st:; to register it, load it with "
+            "rayembed.models.loading.load.load_model and save it"
         )
 
 
@@ -125,7 +125,7 @@ def shape_of(settings: Mapping[str, Any], where: str) -> EncoderShape:
     for name, allowed in _FIXED.items():
         if name in settings and settings[name] not in allowed:
             raise ArtifactError(
-                f"{where!r} has {name}={settings[name]!r}; computed here is {allowed[0]!r}"
+                f"{where!r} has {name}={settings[name]!r}; supported is {allowed[0]!r}"
             )
     every = int(settings.get("moe_every_n_layers") or 0)
     return EncoderShape(

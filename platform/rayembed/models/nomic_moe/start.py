@@ -1,4 +1,4 @@
-"""Initial encoder of a nomic-moe training, from any supported folder."""
+"""Make the initial encoder for training a nomic-moe model, from any supported folder."""
 
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ def start_shape(settings: dict[str, Any], config: NomicMoeConfig, where: str) ->
     if shape.rotary_base != config.rotary_base:
         raise ConfigError(
             f"model.rotary_base is {config.rotary_base:g}, but {where!r} was trained with "
-            f"{shape.rotary_base:g}; set it to that"
+            f"{shape.rotary_base:g}; set model.rotary_base={shape.rotary_base:g}"
         )
     if shape.num_experts == 0:
         return shape if config.experts is None else upcycled_shape(shape, config.experts)
@@ -110,8 +110,8 @@ def _check_experts(shape: EncoderShape, experts: ExpertsConfig | None, where: st
     found = (shape.num_experts, shape.top_k, shape.moe_every)
     if experts is None or (experts.num_experts, experts.top_k, experts.every) != found:
         raise ConfigError(
-            f"{where!r} has {found[0]} experts of which a token takes {found[1]}, in every layer "
-            f"of {found[2]}; set model.experts.num_experts={found[0]}, model.experts.top_k="
+            f"{where!r} has {found[0]} experts, {found[1]} of them for each token, in every "
+            f"{found[2]}th layer; set model.experts.num_experts={found[0]}, model.experts.top_k="
             f"{found[1]} and model.experts.every={found[2]}"
         )
 
@@ -124,7 +124,7 @@ def loses_its_positions(folder: Path) -> bool:
 
 
 def is_published_nomic(folder: Path) -> bool:
-    """Whether the folder is a copy of nomic-ai/nomic-embed-text-v2-moe or of its family."""
+    """Whether the folder is a copy of nomic-ai/nomic-embed-text-v2-moe or of a related model."""
     path = folder / "config.json"
     settings = read_json(path) if path.is_file() else {}
     return is_nomic_layout(settings) and settings["activation_function"] == "gelu"

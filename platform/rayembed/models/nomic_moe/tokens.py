@@ -16,7 +16,8 @@ from rayembed.models.tokens import PrefixTokenizer
 
 
 class NomicMoeTokenizer(PrefixTokenizer):
-    """Tokenizer of prefix and text with the model's own special tokens; all tokens are pooled.
+    """Tokenizer that puts a prefix before each text, with the model's own special tokens; all
+    tokens are pooled.
 
     An instruction, such as `clustering: `, stands in place of the role's prefix. Where padding
     counts for the experts, tokens in training are those of the full length, padding included;

@@ -208,7 +208,7 @@ def _of_norm(plain: Mapping[str, Tensor], module: str, kind: str) -> Tensor:
 def _padded(rows: Tensor, wanted: int) -> Tensor:
     if len(rows) > wanted:
         raise ArtifactError(
-            f"the weights have {len(rows)} words, and config.json, rounded up, {wanted}; give both "
-            "files of one model"
+            f"the weights have {len(rows)} word embeddings, but config.json requires {wanted} "
+            "(rounded up); use both files of one model"
         )
     return torch.cat([rows, rows.new_zeros(wanted - len(rows), rows.shape[1])])

@@ -66,7 +66,7 @@ def load_nvidia_checkpoint(
 
 
 def is_published(folder: Path) -> bool:
-    """Whether the folder is a copy of a published repository, by its config.json."""
+    """Whether the folder's config.json is that of a published NV-Embed model."""
     path = folder / "config.json"
     return path.is_file() and read_json(path).get("model_type") == "nvembed"
 
@@ -164,7 +164,9 @@ def _fill(backbone: Any, pooling: LatentAttention, folder: Path, dtype: torch.dt
             try:
                 module.load_state_dict(part, strict=False, assign=True)
             except RuntimeError as error:
-                raise ArtifactError(f"weights in {str(path)!r} do not fit: {error}") from error
+                raise ArtifactError(
+                    f"the weights in {str(path)!r} do not fit the model: {error}"
+                ) from error
     missing, unexpected = sorted(expected - found), sorted(found - expected)
     if missing or unexpected:
         raise ArtifactError(

@@ -6,7 +6,8 @@ from rayembed.models.transformer_model import PooledTransformer
 
 
 class NVEmbed(PooledTransformer):
-    """Bidirectional (or causal) decoder with pooling; instruction tokens attend but are not pooled.
+    """Bidirectional (or causal) decoder with pooling; instruction tokens take part in attention but
+    are not pooled.
 
     Parameters are `backbone.…` as transformers names them and `pooling.…` as the released
     checkpoints name their `latent_attention_model.…`.

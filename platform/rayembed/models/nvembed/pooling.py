@@ -118,7 +118,7 @@ class GegluMlp(nn.Module):
         self.net = nn.Sequential(nn.Linear(hidden_size, 2 * inner), Geglu(), out)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Output of the MLP, shaped as `x`."""
+        """Return the MLP's output, shaped as `x`."""
         output: Tensor = self.net(x)
         return output
 
@@ -160,7 +160,8 @@ class PaperLatentAttention(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """One pre-norm block of self-attention and GELU MLP over the tokens, then their mean.
+    """Pooling by one pre-norm block of self-attention and GELU MLP over the tokens, then their
+    mean.
 
     The alternative of NV-Embed's Tables 2 and 3, of which only the outline is published. Tokens
     attend to all that is not padding, instruction included; the mean leaves the instruction out.
@@ -210,7 +211,8 @@ class SelfAttention(nn.Module):
 
 
 def build_pooling(config: NVEmbedPooling, hidden_size: int) -> nn.Module:
-    """Build the pooling layer of a config: `(hidden, layout, pool_mask)` → (B, H) float32.
+    """Build the pooling layer from its settings; it maps `(hidden, layout, pool_mask)` to (B, H)
+    float32.
 
     Raises:
         ConfigError: heads that do not fit the hidden size.

@@ -186,7 +186,8 @@ def encode_context(
     tokens_per_batch: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tensor:
-    """Embed corpus documents to (n, C) float32 context vectors in order, on the CPU.
+    """Embed corpus documents to (n, C) float32 context vectors on the CPU, in the order of the
+    documents.
 
     Runs on the model's device, in evaluation mode; the model's mode is put back afterwards. A
     document without tokens of its own counts with its special tokens.
@@ -209,7 +210,8 @@ def encode_context(
 def corpus_context(
     model: EmbeddingModel, documents: Iterable[str], *, seed: int = 0
 ) -> Tensor | None:
-    """Embed documents sampled from a corpus to (n, C) context vectors; None if it is empty.
+    """Embed documents sampled from a corpus to (n, C) context vectors; None if the corpus
+    is empty.
 
     As many as the model takes (`max_context`), by `random_documents`.
     """
@@ -240,9 +242,9 @@ def check_vectors(model: EmbeddingModel, what: str) -> None:
         raise ArtifactError(
             f"{what}: its vectors of {len(wrong)} of {len(PROBES)} short texts are no "
             f"unit vectors (that of {PROBES[bad]!r} begins with {vectors[bad, :3].tolist()}), "
-            "although its weights are finite: the passes overflow, so the model cannot search "
-            "and is not saved. Training has diverged, or its start model had: lower the "
-            "learning rate, or warm up longer, and train under another --name"
+            "although its weights are finite: its activations overflow, so the model is useless "
+            "and is not saved. Training has diverged, or the model it started from had: lower "
+            "the learning rate, or warm up longer, and train under another --name"
         )
 
 
@@ -289,15 +291,15 @@ def _check(texts: Sequence[object], role: str, allow_empty: bool) -> None:
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             raise DataError(
-                f"texts[{place}] is no text but {repr(text)[:80]} ({type(text).__name__}); leave "
-                "it out"
+                f"texts[{place}] is not a text but {repr(text)[:80]} ({type(text).__name__}); "
+                "leave it out"
             )
         try:
             text.encode()
         except UnicodeEncodeError:
             raise DataError(
-                f"texts[{place}] ({text[:40]!r}) holds half of a surrogate pair, which is no "
-                "character; mend it or leave it out"
+                f"texts[{place}] ({text[:40]!r}) contains half of a surrogate pair, which is "
+                "no character; repair the text or leave it out"
             ) from None
         if not (allow_empty or has_content(text)):
             empty.append(place)
@@ -305,7 +307,7 @@ def _check(texts: Sequence[object], role: str, allow_empty: bool) -> None:
         raise DataError(
             f"{len(empty)} of {len(texts)} texts have no visible character: {_named(empty)}. Leave "
             "them out, or pass allow_empty=True: each then gets the vector of its special tokens, "
-            "which says nothing of it"
+            "which does not depend on the text"
         )
 
 

@@ -51,7 +51,7 @@ def fewer_tokens(model: nn.Module, texts: int, tokens: int, says: str) -> None:
 
 @contextmanager
 def room_for(what: str) -> Iterator[None]:
-    """Raise DeviceMemoryError when memory runs out while `what` is loaded within the block."""
+    """Raise DeviceMemoryError if GPU memory runs out inside the block, which loads `what`."""
     try:
         yield
     except RuntimeError as error:

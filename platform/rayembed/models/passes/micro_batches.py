@@ -17,7 +17,8 @@ from rayembed.models.contract import EmbeddingModel, PackingTokenizer, Tokenizer
 def cut_by_length(
     lengths: Sequence[int], budget: int, pass_cost: int, *, packed: bool = False
 ) -> list[list[int]]:
-    """Split texts into micro-batches, the longest texts first; return their indices.
+    """Split texts into micro-batches, the longest texts first; return lists of text
+    indices.
 
     A micro-batch of texts padded to its longest costs `count · longest` tokens, which stays within
     `budget` unless one text alone exceeds it, and `pass_cost` tokens besides. Of all ways to cut
@@ -92,7 +93,9 @@ def padded_tokens(
 def collate(
     model: EmbeddingModel, tokens: Sequence[Tokens], places: Sequence[int]
 ) -> dict[str, Tensor]:
-    """Collate the micro-batch of the texts at these indices, padded or packed by the model."""
+    """Collate the texts at these indices to one micro-batch, padded or packed as the model
+    requires.
+    """
     way = ways_to_collate(model.tokenizer)[packs(model)]
     return way([tokens[place] for place in places])
 

@@ -46,7 +46,8 @@ def check_target(folder: Path) -> Path:
         raise ArtifactError(f"cannot save to {str(folder)!r}: it is a file")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / SETTINGS_FILE).is_file():
         raise ArtifactError(
-            f"cannot save to {str(folder)!r}: it holds files of something else; name a new folder"
+            f"cannot save to {str(folder)!r}: it contains files that are not a model; "
+            "name a new folder"
         )
     return folder
 

@@ -36,7 +36,7 @@ def merge_models(
     method: Method = "linear",
     shares: Sequence[float] | None = None,
 ) -> None:
-    """Save the merged model in `output`, with a record of its inputs.
+    """Merge models and save the result in `output`, with a record of its inputs.
 
     Its settings, tokenizer and prompts are those of the last model, for a base that is merged with
     its fine-tuned model stands first. One model is in memory at a time, beside the sum, both in
@@ -62,8 +62,8 @@ def merge_models(
         own = model.tokenizer.pretrained.get_vocab()
         if words and own != words:
             raise ArtifactError(
-                f"{reference} cannot be merged with {references[0]}: their tokenizers have other "
-                "vocabularies, so that equal places of their embeddings stand for other words"
+                f"{reference} cannot be merged with {references[0]}: their tokenizers have "
+                "different vocabularies, so the same row of their embeddings means different tokens"
             )
         words.update(own)
         return model.state_dict()
@@ -139,7 +139,7 @@ def check_shares(method: Method, number: int, shares: Sequence[float] | None) ->
     wanted = {"linear": number, "slerp": 1, "task_arithmetic": number - 1}[method]
     if number < 2 or (method == "slerp" and number != 2):
         needs = "exactly two models" if method == "slerp" else "at least two models"
-        raise ConfigError(f"{method} takes {needs}, and {number} are given")
+        raise ConfigError(f"{method} takes {needs}, but {number} were given")
     if shares is None:
         return {
             "linear": (1 / number,) * number,
@@ -153,12 +153,13 @@ def check_shares(method: Method, number: int, shares: Sequence[float] | None) ->
             "task_arithmetic": "one of each model after the base, which comes first",
         }[method]
         raise ConfigError(
-            f"{method} of {number} models takes {wanted} shares ({of}), and {len(shares)} are given"
+            f"{method} of {number} models takes {wanted} shares ({of}), but {len(shares)} were "
+            "given"
         )
     if method == "linear" and abs(sum(shares) - 1) > 1e-6:
-        raise ConfigError(f"the shares of a linear merge must sum to 1, and sum to {sum(shares):g}")
+        raise ConfigError(f"the shares of a linear merge must sum to 1, but sum to {sum(shares):g}")
     if method == "slerp" and not 0 <= shares[0] <= 1:
-        raise ConfigError(f"the share of a slerp must lie in 0 to 1, and is {shares[0]:g}")
+        raise ConfigError(f"the share of a slerp must be from 0 to 1, but is {shares[0]:g}")
     return tuple(shares)
 
 

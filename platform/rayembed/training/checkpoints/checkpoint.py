@@ -61,7 +61,7 @@ class Position:
     """Number of completed steps that changed no weights."""
 
     def at(self, step: int, dropped_steps: int = 0) -> "Position":
-        """Return the same position with another step."""
+        """Return a copy of this position for another step."""
         return replace(self, step=step, dropped_steps=dropped_steps)
 
 
@@ -80,7 +80,7 @@ class StatefulEngine(Protocol):
 
 
 def save_checkpoint(folder: Path, engine: StatefulEngine, position: Position) -> None:
-    """Write this worker's part of a checkpoint; all workers must call it.
+    """Write this worker's part of a checkpoint; all workers must call it together.
 
     Raises:
         ArtifactError: a weight or moment is not finite.
@@ -150,7 +150,7 @@ def find_damage(folder: str) -> str | None:
 
 
 class Checkpoint:
-    """A complete checkpoint of the current run.
+    """A complete checkpoint of the current run, from which it can resume.
 
     Args:
         folder: as `save_checkpoint` of all workers filled it.
@@ -171,7 +171,7 @@ class Checkpoint:
             saved, asked = getattr(self.position, name), getattr(expected, name)
             if saved != asked:
                 raise ArtifactError(
-                    f"checkpoint {str(folder)!r} was made with {name} {saved!r}, this run has "
+                    f"checkpoint {str(folder)!r} was made with {name} {saved!r}, but this run has "
                     f"{asked!r}; resume with the same{_CAUSES.get(name, '')}, or start under "
                     "another --name"
                 )
@@ -204,7 +204,7 @@ class Checkpoint:
         else:
             torch.manual_seed((torch.initial_seed() + self.position.step * 7_368_787) % 2**63)
             logger.info(
-                "the checkpoint was made by %d workers, now there are %d: dropout masks differ",
+                "the checkpoint was made by %d workers, but now there are %d: dropout masks differ",
                 *(self.position.workers, world_size()),
             )
 
@@ -224,9 +224,9 @@ class _Read(Mapping[str, Tensor]):
             value: Tensor = file.get_tensor(key)
         if tensors_digest({key: value}) != digest:
             raise ArtifactError(
-                f"the checkpoint {str(path.parent)!r} is damaged: {key!r} in {path.name} is not "
-                "what was written. Remove that folder, and the run goes on from the checkpoint "
-                "before when it is submitted again; look at the disk or the store"
+                f"the checkpoint {str(path.parent)!r} is damaged: {key!r} in {path.name} has "
+                "changed since it was written. Remove that folder and submit the run again: it "
+                "resumes from the checkpoint before. Check the disk or the storage"
             )
         return value
 
@@ -246,7 +246,9 @@ def read_position(folder: str) -> Position:
     try:
         return Position(**json.loads(read_bytes(join(folder, POSITION))))
     except (ValueError, TypeError) as error:
-        raise ArtifactError(f"{join(folder, POSITION)!r} holds no position: {error}") from None
+        raise ArtifactError(
+            f"{join(folder, POSITION)!r} is no valid record of a checkpoint: {error}"
+        ) from None
 
 
 def _open_tensors(folder: Path, workers: int) -> dict[str, tuple[Path, str]]:

@@ -66,8 +66,8 @@ def repair_checkpoint_list(folder: str) -> bool:
     damaged = {name: damages[name] or "" for name in listed or () if name not in whole}
     if listed is None and exists(join(folder, LIST_FILE)):
         logger.warning(
-            "%s is cut off or of another version of Ray: it is rebuilt from the complete "
-            "checkpoints next to it (%s)",
+            "Ray Train's list %s is cut off or of another version of Ray: it is rebuilt from the "
+            "complete checkpoints next to it (%s)",
             *(join(folder, LIST_FILE), ", ".join(whole) or "none"),
         )
     _warn_of(damaged, whole)
@@ -97,7 +97,7 @@ def list_newest(folder: str, keep: int) -> None:
 
 
 def remove_states(run: NamedRun, run_folder: str) -> None:
-    """Remove the checkpoints of a finished run, unless `placement.keep_states`.
+    """Remove the checkpoints of a finished run, unless `placement.keep_states` is true.
 
     Nothing reads them any more: the weights of each stage in storage say that it is done. A storage
     that refuses is only warned of.
@@ -115,7 +115,7 @@ def remove_states(run: NamedRun, run_folder: str) -> None:
         logger.warning("%s; run the same command again to retry", error)
     if num_bytes:
         logger.info(
-            "run %s is done: %.1f MB of checkpoints are removed (placement.keep_states=true keeps "
+            "run %s is done: removed %.1f MB of checkpoints (placement.keep_states=true keeps "
             "them)",
             *(run.name, num_bytes / 1e6),
         )

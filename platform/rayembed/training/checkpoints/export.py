@@ -28,7 +28,8 @@ MADE_OF_FILE = "made-of.json"
 
 
 def export(run: Run, weights: str | None, folder: str) -> None:
-    """Export the model with the given weights (None: untrained) to a storage folder.
+    """Export the model with the given weights (None: untrained weights) to a folder in
+    storage.
 
     One that is there whole, of the same run, weights and instructions, stays; another is replaced.
 

@@ -80,7 +80,7 @@ class Uploads(Callback):
             raise self._error
 
     def before_checkpoint(self) -> None:
-        """Wait for the last upload, so that the disk holds one checkpoint at a time."""
+        """Wait for the last upload, so that the disk has room for the new checkpoint."""
         self.wait()
 
     def on_train_end(self) -> None:

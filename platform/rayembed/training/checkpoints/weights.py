@@ -73,8 +73,8 @@ def check_made_of(path: str, wanted: Mapping[str, str]) -> None:
     found = read_made_of(path)
     if {name: found.get(name) for name in wanted} != wanted:
         raise ArtifactError(
-            f"{path!r} was made of {found}, this run would make it of {wanted}: settings, data "
-            "or the previous stage have changed since. Restore them, give this run another "
+            f"{path!r} was made from {found}, but this run would make it from {wanted}: settings, "
+            "data or the previous stage have changed since. Restore them, give this run another "
             "--name, or remove the stage's folder."
         )
 
@@ -111,7 +111,7 @@ def read_weights(path: str) -> dict[str, Tensor]:
         state = safetensors.torch.load(read_bytes(path))
         if (seen := tensors_digest(state)) != content:
             raise ValueError(
-                f"their header states the digest {content}, and the tensors have {seen}"
+                f"their header states the digest {content}, but the tensors have {seen}"
             )
     except (ValueError, SafetensorError) as error:
         raise ArtifactError(
@@ -151,5 +151,5 @@ def read_header(path: str) -> dict[str, str]:
         raise unreadable(error)(f"{path!r} cannot be read: {error!r}") from error
     expected = _LENGTH_BYTES + length + tensors
     if there != expected:
-        raise ArtifactError(f"{path!r} has {there:,} of {expected:,} bytes")
+        raise ArtifactError(f"{path!r} is cut off: it has {there:,} of {expected:,} bytes")
     return metadata

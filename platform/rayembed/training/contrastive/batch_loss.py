@@ -294,8 +294,8 @@ def check_rows(batch: StepBatch, stage: StageConfig) -> None:
     if "teacher_vectors" in stage.loss.needs and found != teachers:
         raise DataError(
             f"stage {stage.name!r}: step {batch.step} has vectors of {found} teachers, "
-            f"and the loss {stage.loss.kind!r} reads those of the stage's {teachers}; prepare the "
-            "stage's plan again"
+            f"but the loss {stage.loss.kind!r} needs vectors of the stage's {teachers}; prepare "
+            "the stage's plan again"
         )
     if "similarity" not in stage.loss.needs:
         return
@@ -304,9 +304,9 @@ def check_rows(batch: StepBatch, stage: StageConfig) -> None:
         return
     raise DataError(
         f"stage {stage.name!r}: {len(without)} of this worker's {len(batch.dataset)} rows of step "
-        f"{batch.step} have no graded similarity, which the loss {stage.loss.kind!r} learns from; "
-        f"they are of the data sets {', '.join(sorted(set(without)))}. Take these out of the "
-        "stage's datasets, or another loss."
+        f"{batch.step} have no graded similarity, which the loss {stage.loss.kind!r} needs; "
+        f"they are from the data sets {', '.join(sorted(set(without)))}. Remove these from the "
+        "stage's datasets, or use another loss."
     )
 
 

@@ -154,7 +154,7 @@ class CollatedStep:
 
     @property
     def step(self) -> int:
-        """Number of the batch's step, from 0."""
+        """Number of the step that the batch belongs to, from 0."""
         return self.batch.step
 
     def filled(self, num_passes: int) -> list[dict[str, Tensor]]:

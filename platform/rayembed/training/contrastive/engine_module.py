@@ -106,8 +106,8 @@ class EngineModule(nn.Module):
         only_context: bool = False,
         only_loss: bool = False,
     ) -> EmbedOutput | Tensor:
-        """Return the model's outputs, or only the texts' context vectors, or only the loss's
-        parameter values.
+        """Return the model's outputs, or only context vectors, or only the loss's parameter values,
+        by the arguments.
         """
         if only_loss:
             assert self.loss is not None

@@ -161,7 +161,7 @@ def run_step(
 
 
 def stage_tokenizer(stage: StageConfig, tokenizer: Tokenizer) -> Tokenizer:
-    """Return the training tokenizer, with the stage's lengths if it sets any.
+    """Return the tokenizer for training, with the text lengths that the stage sets.
 
     The given one is left as it is.
     """
@@ -187,12 +187,12 @@ class EmbeddingObjective(Objective):
         """Check that the stage's loss works on embeddings."""
         if not isinstance(stage.loss, Contrastive | Pairwise):
             raise ConfigError(
-                f"stages.{stage.name}.loss.kind is {stage.loss.kind!r}, which is no loss of "
-                "embeddings, and the model gives embeddings; take another loss, such as infonce"
+                f"stages.{stage.name}.loss.kind is {stage.loss.kind!r}, which does not "
+                "work on embeddings, as this model's loss must; use another loss, such as infonce"
             )
 
     def teacher_widths(self, plan: BatchPlan) -> tuple[int, ...]:
-        """Vector widths of the stage's teachers."""
+        """Return the vector widths of the stage's teachers."""
         return tuple(TeacherVectorLookup.open(folder).width for folder in plan.teachers)
 
     def teacher(

@@ -1,5 +1,5 @@
-"""Ray Train trainers that can be stopped with a checkpoint, and elastic ones whose number of
-workers follows the cluster's nodes.
+"""Ray Train trainers that make a checkpoint when they are stopped, and elastic ones whose number of
+workers follows the cluster.
 
 When its driver is interrupted Ray Train would end its workers where they are, and takes SIGINT for
 itself to do so. Elasticity leans on Ray Train's own policy, which is no public interface:
@@ -96,7 +96,7 @@ def end_with_checkpoint(trainer: StoppableTrainer, sink: Any, stage: str) -> Non
 def _await_checkpoint(sink: Any, stage: str) -> None:
     if not ray.get(sink.stop.remote(), timeout=_ANSWER_SECONDS):
         return
-    logger.info("stage %s: a checkpoint is made before the end, in up to %g s", stage, SAVE_SECONDS)
+    logger.info("stage %s: stopping; waiting up to %g s for a checkpoint", stage, SAVE_SECONDS)
     deadline = time.monotonic() + SAVE_SECONDS
     while time.monotonic() < deadline:
         step = ray.get(sink.saved_step.remote(), timeout=_ANSWER_SECONDS)
@@ -104,7 +104,11 @@ def _await_checkpoint(sink: Any, stage: str) -> None:
             logger.info("stage %s: the checkpoint of step %d is made", stage, step)
             return
         time.sleep(_SAVE_POLL_SECONDS)
-    logger.warning("stage %s: no checkpoint was made in %g s", stage, SAVE_SECONDS)
+    logger.warning(
+        "stage %s: stopped without a new checkpoint, as none was made within %g s",
+        stage,
+        SAVE_SECONDS,
+    )
 
 
 class ElasticTrainer(StoppableTrainer):
@@ -176,7 +180,7 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray is not t
         # the nodes count, not what is free on them.
         self._held = 0 if self._failed_starts else None
         if self._failed_starts > FAILED_STARTS:
-            raise _no_room(f"workers were started {self._failed_starts} times in a row in vain")
+            raise _no_room(f"workers failed to start {self._failed_starts} times in a row")
         decision = super().make_decision_for_non_running_worker_group()
         if isinstance(decision, ResizeDecision):
             self._waits_since = None
@@ -232,12 +236,14 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray is not t
         if self._waits_since is None:
             self._waits_since = now
             logger.warning(
-                "the cluster has no room for placement.min_workers=%d workers: waiting for nodes, "
-                "up to %g s",
+                "the cluster has no room for placement.min_workers=%d workers: waiting for "
+                "nodes, up to %g s",
                 *(self._placement.fewest_workers, seconds),
             )
         if now - self._waits_since > seconds:
-            raise _no_room(f"there was none for {self._placement.fewest_workers} for {seconds:g} s")
+            raise _no_room(
+                f"no room for {self._placement.fewest_workers} workers within {seconds:g} s"
+            )
         time.sleep(_POLL_SECONDS)  # Train's controller asks again at once
 
 

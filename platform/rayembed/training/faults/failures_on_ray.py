@@ -50,7 +50,7 @@ _POLL_SECONDS = 0.5
 
 _REASON_CHARACTERS = 300
 
-AGAIN = "Submit the run again under the same name to go on from its last checkpoint."
+AGAIN = "Submit the run again under the same name to resume from its last checkpoint."
 
 
 def failure_config(placement: Placement) -> Any:
@@ -114,8 +114,8 @@ class OnWorkerErrors(UserCallback):  # type: ignore[misc]  # Ray is not typed
         error = worker_exceptions[worker]
         died = isinstance(error, WorkerHealthCheckFailedError)
         logger.warning(
-            "worker %d %s; all go on from the last checkpoint, as often as placement.max_failures "
-            "allows: %s",
+            "worker %d %s; all workers restart from the last checkpoint, at most "
+            "placement.max_failures times: %s",
             *(worker, "died" if died else "failed", death(error) or reason(error)),
         )
 
@@ -151,7 +151,7 @@ class LostNodes(UserCallback):  # type: ignore[misc]  # Ray is not typed
         lost = len(self._gone - before - self._small)
         if lost:
             self._losses += 1
-            logger.warning("stage %s: nodes lost with workers on them: %d", self._stage, lost)
+            logger.warning("stage %s: number of lost nodes that had workers: %d", self._stage, lost)
         else:
             self._failures += 1
         if self._failures > self._max_failures:
@@ -257,8 +257,8 @@ def death(error: Exception) -> str:
         return ""
     if "Worker unexpectedly exits" in text:
         why = (
-            "SIGKILL, which the kernel's memory killer sends too (`dmesg` there tells the bytes), "
-            "or a crash"
+            "SIGKILL, which the kernel's memory killer sends too (`dmesg` there tells the "
+            "bytes), or a crash"
         )
     else:
         why = reason(error)

@@ -1,4 +1,5 @@
-"""Hang detection: workers without progress report their position before a collective times out.
+"""Hang detection: a worker without progress reports its code position before a collective operation
+times out.
 
 A collective that times out says on the workers that waited that somebody did not come. So each
 worker has a thread that looks at the time since its last step. When most of the time limit of

@@ -155,8 +155,8 @@ def check_capacity(placement: Placement, nodes: Sequence[Node]) -> None:
         advice += ", or compute on CPUs (placement.use_gpu=false)"
     raise PlacementError(
         f"{setting}={needed} need {_shown(wanted)} each: {problem}. The cluster "
-        f"has {_shown_nodes(nodes, wanted)}. Please {advice}; on a cluster that adds nodes when "
-        "they are asked for, set placement.wait_for_nodes_seconds."
+        f"has {_shown_nodes(nodes, wanted)}. Please {advice}; on a cluster that adds nodes on "
+        "demand, set placement.wait_for_nodes_seconds."
     )
 
 

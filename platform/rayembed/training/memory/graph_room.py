@@ -191,8 +191,8 @@ class GraphRoom:
         tokens = packed_tokens(left, a_token)
         if not rank():
             logger.info(
-                "%s tokens in a forward pass: the graph of a token takes %.3g MB, and %.1f GiB are "
-                "free for graphs (placement.micro_batch_tokens)",
+                "forward passes have %s tokens (placement.micro_batch_tokens): graphs need "
+                "%.3g MB per token, and %.1f GiB are free for them",
                 *(f"{tokens:,}", a_token / 1e6, left / 2**30),
             )
         return tokens
@@ -214,7 +214,9 @@ class GraphRoom:
         if self._saved_by_products is None:
             self._model.recompute_layers(0, layers)
             taken = saved_bytes(forward, self._model)
-            of_products = self._of_token(taken, measured, " with the products of layers")
+            of_products = self._of_token(
+                taken, measured, " with layers that keep only matrix products"
+            )
             self._saved_by_products = ((self._whole or 0.0) - of_products) / layers
         return self._saved_by_products > _WORTH * self._of_layer(forward, measured)
 
@@ -271,8 +273,8 @@ class GraphRoom:
                     "layers are recomputed" if self._recompute == "auto" and not how else beyond
                 )
             logger.info(
-                "the graph of a token takes %.3g MB%s, and %.1f GiB are free for graphs: %s above "
-                "%s tokens per worker",
+                "autograd graphs take %.3g MB per token%s, and %.1f GiB are free for them: %s for "
+                "steps of more than %s tokens per worker",
                 a_token / 1e6,
                 how,
                 left / 2**30,
@@ -353,7 +355,7 @@ def saved_bytes(forward: Callable[[], Any], model: nn.Module) -> int:
                 taken += storage.nbytes()
 
     def never(_: None) -> Tensor:
-        raise RuntimeError("a pass that was only measured has no backward pass")
+        raise RuntimeError("a forward pass run only to measure memory has no backward pass")
 
     with replayed(capture()), saved_tensors_hooks(dropped, never):
         forward()

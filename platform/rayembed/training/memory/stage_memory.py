@@ -122,7 +122,8 @@ class StageMemory:
         """Plan of this start."""
         if folder is not None and self.plan.graph_bytes is not None and not rank():
             logger.info(
-                "stage %s ran out of memory in an earlier start, and keeps less: %s (%s)",
+                "stage %s ran out of memory in an earlier start, so it keeps fewer activations: "
+                "%s (%s)",
                 *(stage.name, self._kept(self.plan.graph_bytes), join(folder, MEMORY_FILE)),
             )
 
@@ -227,8 +228,8 @@ class StageMemory:
         if changed:
             if plan != MemoryPlan() and not rank():
                 logger.info(
-                    "stage %s: memory is measured again, and %s is ignored, since it was made with "
-                    "other %s",
+                    "stage %s: memory is measured again; the plan %s is ignored, because it was "
+                    "made with other values of %s",
                     *(self._stage.name, join(folder, MEMORY_FILE)),
                     ", ".join(f"{name} ({before.get(name)}, now {now[name]})" for name in changed),
                 )
@@ -290,7 +291,7 @@ class StageMemory:
     def _kept(self, limit: int) -> str:
         """Describe which activations are kept under a limit of bytes, for messages."""
         if limit:
-            return f"at most {limit / 2**30:.2f} GiB of graphs on a worker"
+            return f"at most {limit / 2**30:.2f} GiB of autograd graphs on a worker"
         names = {"grad_cache": "GradCache", "gradient_checkpointing": "all layers recomputed"}
         allowed = [text for name, text in names.items() if getattr(self._placement, name)]
         return ", ".join(allowed)

@@ -18,7 +18,7 @@ Scores = Mapping[int, float | None]
 
 @dataclass(frozen=True)
 class Choice:
-    """Best step so far, and whether the stage ends."""
+    """Best validated step so far, and whether the stage ends early."""
 
     step: int | None
     """Step with the best score; None: no step has a score yet."""

@@ -94,7 +94,7 @@ class ValidationOnRay:
             except (RayembedError, OSError, ray.exceptions.RayError) as error:
                 # Training does not end for its sake, and `finish` tells what still fails then.
                 if not warned:
-                    logger.warning("validation is tried again: %s", error)
+                    logger.warning("a validation task failed and is tried again: %s", error)
                 warned = True
             else:
                 warned = False

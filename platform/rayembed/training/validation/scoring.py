@@ -166,16 +166,16 @@ class ValidationScoring:
             best = None if self._config.keep == "last" else choose(left, left).step
             gone, step = step, best or max(there)
             logger.warning(
-                "stage %s: the weights of step %d are lost, since workers restarted before it; the "
-                "best remaining step, %d, is taken",
+                "stage %s: the weights of step %d are lost, because workers restarted from an "
+                "earlier step; the best remaining step, %d, is used",
                 *(self._stage, gone, step),
             )
         elif choice.step is None:
             logger.warning(
-                "stage %s: no step has a validation score; the last weights are handed on",
+                "stage %s: no step has a validation score; the stage passes on its last weights",
                 self._stage,
             )
-        logger.info("stage %s: the weights of step %d are handed on", self._stage, step)
+        logger.info("stage %s passes on the weights of step %d", self._stage, step)
         for other in sorted(there - {step}):
             self._folder.remove(other)
         self._folder.promote(step, target)  # last: it says that the stage is done
@@ -190,7 +190,10 @@ class ValidationScoring:
         whether it was written.
         """
         if record.content != self._folder.content(record.step):
-            logger.info("step %d was reached again with other weights", record.step)
+            logger.info(
+                "step %d was reached again with other weights; their former score is discarded",
+                record.step,
+            )
             return False
         self._folder.write(record)
         self._records[record.step] = record
