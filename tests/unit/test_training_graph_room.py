@@ -96,8 +96,8 @@ def test_as_much_is_kept_as_fits_and_gradients_stay(parts, monkeypatch, caplog):
     assert found[0] == Way(True, 0)
     assert {Way(True, 1), Way(True, 2)} <= set(found)
     assert found[-1] == Way(False, LAYERS)
-    assert "layers are recomputed above" in caplog.text
-    assert "GradCache is used above" in caplog.text
+    assert "layers are recomputed for steps" in caplog.text
+    assert "GradCache is used for steps" in caplog.text
 
 
 def test_compiled_layers_keep_their_products_before_they_keep_nothing(parts, monkeypatch):
