@@ -120,7 +120,7 @@ def test_graphs_are_kept_where_they_fit_and_cached_beyond(parts, monkeypatch, ca
         assert torch.equal(state, after), "the measured pass draws no random numbers"
         again, _ = passes_of(model, room, monkeypatch, 0)
         assert again == passes * report.micro_batches  # and once only
-    assert "GradCache is used above" in caplog.text
+    assert "GradCache is used for steps" in caplog.text
 
 
 def test_a_longer_text_takes_more_and_recomputed_layers_less():
