@@ -1,1 +1,1 @@
-"""The command `rayembed`: a table of jobs by their names, and what starts one of them."""
+"""The command `rayembed`: a table of jobs by name, and the code that starts one."""

@@ -1,4 +1,4 @@
-"""`rayembed JOB`: lists all jobs, and starts one by its name."""
+"""Command `rayembed JOB`: start a job by its name, or list all jobs."""
 
 import sys
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from rayembed.jobs.table import DATA, EVALUATE, JOBS, SERVE, TRAIN
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job that the arguments name, and return its exit code; without a name 2, as for a
-    wrong one.
+    """Run the job that the arguments name, and return its exit code; 2 for a missing or unknown
+    name.
 
     Args:
         argv: the job's name and its arguments; None: those of this process.
@@ -42,7 +42,7 @@ def _program() -> str:
 
 
 def _listed() -> str:
-    """Help text: all jobs by name, one line each, below their groups."""
+    """Help text that lists all jobs by name, one on each line, under group headings."""
     jobs = dict(sorted(JOBS.members().items()))
     width = max(map(len, jobs))
     groups = dict.fromkeys([TRAIN, DATA, EVALUATE, SERVE, *(each.group for each in jobs.values())])

@@ -1,4 +1,4 @@
-"""All jobs by their command names.
+"""Table of all jobs by their command names.
 
 Each row names its job by an import string, so that the list of all jobs imports none of them.
 `docs/own_job.md` adds one.
@@ -17,7 +17,7 @@ SERVE = "serve and operate"
 
 @dataclass(frozen=True)
 class Command:
-    """A job's entry on the command line; calling it imports and runs the job."""
+    """Table entry for one job on the command line; calling it imports and runs the job."""
 
     group: str
     """Heading of the job in the list of all jobs."""
@@ -28,7 +28,7 @@ class Command:
     """Import string `module:name` of a `pipeline.job.Job`, or of a function with its arguments."""
 
     def __call__(self, argv: Sequence[str], *, prog: str | None = None) -> int:
-        """The exit code of the job.
+        """Import and run the job, and return its exit code.
 
         Args:
             argv: the job's arguments.
@@ -38,7 +38,7 @@ class Command:
 
     @property
     def summary(self) -> str:
-        """One-line description of the job."""
+        """One-line description of the job, for the list of all jobs."""
         return self.about.partition("\n")[0]
 
 

@@ -1,1 +1,1 @@
-"""Pipeline from a resolved run to a registered model."""
+"""Steps from a run's settings to a registered model."""

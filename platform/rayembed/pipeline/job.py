@@ -1,4 +1,4 @@
-"""Common frame of all jobs: turns a job's declaration into a command with options and an exit code.
+"""Turn the declaration of a job into a command with options and an exit code.
 
 A job declares its options, the reader that turns them into what it works on, its work, and what
 `--list`, `--dry-run` and the like do instead of it. Everything else stands here once: parsing,
@@ -38,7 +38,7 @@ RUN = "run"
 
 @dataclass(frozen=True)
 class Option:
-    """A command-line option."""
+    """Declaration of a command-line option."""
 
     flag: str
     arguments: Mapping[str, Any]
@@ -51,7 +51,7 @@ class Option:
     """Function that lists values for shell completion, beside files."""
 
     def value(self, args: argparse.Namespace) -> Any:
-        """The given value; None if the option is absent."""
+        """Value of the option in the parsed arguments; None if the option is absent."""
         name = self.arguments.get("dest", self.flag.removeprefix("--").replace("-", "_"))
         given = getattr(args, name)
         return None if given is False or given == [] else given
@@ -67,7 +67,8 @@ def option(
     names: Callable[[], Iterable[str]] | None = None,
     **arguments: Any,
 ) -> Option:
-    """Make an option as `--help` shows it: `--flag`, `--flag VALUE` or `--flag {one,other}`.
+    """Declare an option in the form that `--help` shows: `--flag`, `--flag VALUE` or `--flag
+    {one,other}`.
 
     Args:
         what: help text; that it may be given often and its default are added.
@@ -93,8 +94,8 @@ def option(
 
 @dataclass(frozen=True, kw_only=True)
 class Reader(Generic[AnySettings]):
-    """Reads settings from a command line: recipe, then options, then each `--set`, then
-    `--name`.
+    """Reader of a job's settings from the command line: the recipe, then options, then each
+    `--set`, then `--name`.
     """
 
     kind: type[AnySettings]
@@ -115,7 +116,7 @@ class Reader(Generic[AnySettings]):
 
     @property
     def options(self) -> tuple[Option, ...]:
-        """All options that the reader reads."""
+        """All command-line options that the reader evaluates."""
         file = "run.yaml" if self.default is None else "NAME|run.yaml"
         recipe = option(f"--recipe {file}", self.recipe, default=self.default, names=self.names)
         change = option(
@@ -133,7 +134,7 @@ class Reader(Generic[AnySettings]):
         )
 
     def __call__(self, args: argparse.Namespace) -> AnySettings:
-        """The settings that the arguments describe.
+        """Build the settings that the arguments describe.
 
         Raises:
             ConfigError: an unknown recipe or setting, a wrong file or value, a missing setting.
@@ -165,7 +166,7 @@ def named_or_read(
     get: Callable[[str], AnyDocument],
     read: Callable[[str], AnyDocument],
 ) -> AnyDocument:
-    """Return the recipe of a name, or the settings in a YAML file.
+    """Return the named recipe, or the settings read from a YAML file.
 
     Args:
         get: the recipe of a name; refuses a name that it does not know.
@@ -179,7 +180,7 @@ def named_or_read(
 
 
 def names_in(text: str | None) -> tuple[str, ...]:
-    """Split a comma-separated list into names, each once."""
+    """Split a comma-separated list into names, without repetitions."""
     names = (name.strip() for name in (text or "").split(","))
     return tuple(dict.fromkeys(name for name in names if name))
 
@@ -208,7 +209,7 @@ def check_no_credentials(argv: Sequence[str]) -> None:
 
 
 def finite_number(text: str) -> float:
-    """Parse an option's value as a finite number; the `type` of such options."""
+    """Parse the value of an option as a finite number; used as argparse's `type`."""
     try:
         number = float(text)
     except ValueError:
@@ -219,7 +220,7 @@ def finite_number(text: str) -> float:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Return the `type` of an option that is a whole number, at least `least`."""
+    """Return a parser of whole numbers that are at least `least`, for argparse's `type`."""
 
     def number(text: str) -> int:
         if not text.strip().isdecimal() or int(text) < least:
@@ -231,7 +232,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 @dataclass(frozen=True)
 class JobContext:
-    """Arguments and output streams of a started job."""
+    """Parsed arguments and output streams of a running job."""
 
     args: argparse.Namespace
     out: TextIO
@@ -243,7 +244,7 @@ Work = Callable[[T, JobContext], int | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Job(Generic[T]):
-    """A command: call it with arguments; it runs and returns the exit code."""
+    """Declaration of a job; calling it with arguments runs it and returns the exit code."""
 
     options: tuple[Option, ...] = ()
     """Options in addition to those of the fields below."""
@@ -271,7 +272,7 @@ class Job(Generic[T]):
     def __call__(
         self, argv: Sequence[str], *, about: str | None = None, prog: str | None = None
     ) -> int:
-        """The exit code: 0, what `run` returns, or that of `exit_code`.
+        """Run the job and return its exit code; see `exit_code`.
 
         Args:
             argv: arguments without the script's name.
@@ -297,8 +298,8 @@ class Job(Generic[T]):
         return exit_code(work, stopped=self.stopped, begun=begun)
 
     def resolve(self, argv: Sequence[str]) -> tuple[T, str]:
-        """Parse the arguments; return the job's settings and its action: an option such as
-        `--dry-run`, or `RUN`.
+        """Parse the arguments, and return the job's settings and its action: `RUN`, or an option
+        such as `--dry-run`.
 
         Raises:
             RayembedError: as the job's reader.
@@ -311,7 +312,7 @@ class Job(Generic[T]):
     def arguments(
         self, argv: Sequence[str], about: str | None = None, prog: str | None = None
     ) -> argparse.Namespace:
-        """The parsed arguments.
+        """Parse the arguments.
 
         Raises:
             ConfigError: an address among them holds a password, key or token.
@@ -327,7 +328,7 @@ class Job(Generic[T]):
 
     @property
     def all_options(self) -> tuple[Option, ...]:
-        """All options, including the options for lists, dry run and other actions."""
+        """All command-line options, including `--list`, `--dry-run` and other actions."""
         return (*self.options, *(each for each, _ in (*self._instead(), *self._alone())))
 
     def _alone(self) -> list[tuple[Option, Callable[[JobContext], None]]]:
@@ -348,13 +349,15 @@ _begun: ContextVar[Event | None] = ContextVar("begun", default=None)
 
 
 def work_begins() -> None:
-    """Mark the start of the job's work, Ray or rows: later errors do not exit with code 2."""
+    """Mark that the job's checks are over and its work has begun, so that later errors exit with 1,
+    not 2.
+    """
     if begun := _begun.get():
         begun.set()
 
 
 def _present(begun: Event) -> str:
-    """What a job does while nothing else says it: the phase of its run."""
+    """Text for the progress line when a job shows nothing else: the phase of its run."""
     if not begun.is_set():
         return "at the start: imports and checks"
     return present_phase() or "at work"
@@ -363,8 +366,8 @@ def _present(begun: Event) -> str:
 def exit_code(
     work: Callable[[], int | None], *, stopped: str = Job.stopped, begun: Event | None = None
 ) -> int:
-    """Run `work` and return the exit code: its result (None: 0), 2 for invalid arguments before
-    anything started, 1 for other failures, 130, 143 or 129 after SIGINT, SIGTERM or SIGHUP.
+    """Run `work` and return the exit code: its result, 2 for invalid arguments, 1 for other
+    failures, 130, 143 or 129 after a stop signal.
 
     Errors that a user can act on are printed as their message, without a traceback.
 
@@ -395,7 +398,7 @@ def exit_code(
 
 
 def log_to_stderr(*packages: str) -> None:
-    """Log the run's own progress to stderr; of libraries only warnings.
+    """Write rayembed's log to stderr, and of libraries only warnings.
 
     Args:
         packages: beside rayembed, whose progress is shown too.

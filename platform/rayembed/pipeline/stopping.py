@@ -1,4 +1,4 @@
-"""Handling of stop signals: the first ends the job in order, the second at once.
+"""Handle stop signals: the first one ends the job in order, the second one at once.
 
 Libraries put handlers of their own in place of these: Ray one for SIGTERM, which ends in addresses
 of C++ functions, and Ray Train one for SIGINT, which says nothing and ends with another code.
@@ -31,7 +31,7 @@ Ray reads it when it is imported."""
 
 @dataclass(eq=False)
 class HeardSignal:
-    """State of a received stop signal."""
+    """Handler of stop signals that remembers which one was received."""
 
     numbers: tuple[signal.Signals, ...] = _SIGNALS
     """Handled signals."""
@@ -42,11 +42,14 @@ class HeardSignal:
 
     @property
     def exit_code(self) -> int:
-        """Exit code of a stopped process by shell convention: 128 plus the signal's number."""
+        """Exit code of a process stopped by the signal, as in shells: 128 plus the signal's
+        number.
+        """
         return 128 + (self.number or signal.SIGINT)
 
     def hear(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal.
+        """Handle a signal: raise KeyboardInterrupt for the first one, end the process at the
+        second.
 
         Raises:
             KeyboardInterrupt: it is the first one; another one ends the process here, but for
@@ -65,7 +68,7 @@ class HeardSignal:
         raise KeyboardInterrupt
 
     def keep(self) -> None:
-        """Reinstall the handlers."""
+        """Reinstall the signal handlers."""
         for number in self.numbers:
             signal.signal(number, self.hear)
 
@@ -79,9 +82,7 @@ class HeardSignal:
 
 
 def _leave_terminal() -> None:
-    """Redirect output to a closed terminal to nowhere: each line would raise an error in code that
-    is not prepared for it.
-    """
+    """Discard output after the terminal was closed, since writing to it would raise errors."""
     for stream in (_STDOUT, _STDERR):
         try:
             termios.tcgetattr(stream)
@@ -129,7 +130,8 @@ def hearing(
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP end a called program in order, and this program by the signal.
+    """Let SIGTERM and SIGHUP end the block in order, and then this process as the signal does by
+    default.
 
     A program that handles or ignores one of them keeps its handler; SIGINT is Python's own. In
     another thread than the main one no handler can be set: the signal ends the program at once.
@@ -144,7 +146,7 @@ def ended_in_order() -> Iterator[None]:
 
 
 def _end_by(number: int) -> NoReturn:
-    """End this process as the signal does where nobody handles it."""
+    """End this process by the signal's default action."""
     with contextlib.suppress(OSError):  # of a terminal that is gone
         sys.stderr.write("stopped; the same call goes on from what is finished\n")
     for stream in (sys.stdout, sys.stderr):
@@ -156,7 +158,7 @@ def _end_by(number: int) -> NoReturn:
 
 
 def keep_hearing() -> None:
-    """Reinstall the block's handlers, where a library has set others since."""
+    """Reinstall the signal handlers of the current block, in case a library has replaced them."""
     if _current and threading.current_thread() is threading.main_thread():
         _current[-1].keep()
 

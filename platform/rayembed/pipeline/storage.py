@@ -1,4 +1,4 @@
-"""Resolution of a job's storage path, so that every process understands it alike."""
+"""Make a job's storage path absolute, so that every process understands it alike."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from rayembed.errors import PlacementError
 
 
 def placed(document: AnyDocument) -> AnyDocument:
-    """Return the job's settings with a storage path that every process understands.
+    """Return the job's settings with an absolute storage path.
 
     Raises:
         PlacementError: as `absolute_storage`.

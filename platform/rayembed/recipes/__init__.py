@@ -1,1 +1,1 @@
-"""Functions that return complete runs, in one module for each model family."""
+"""Recipes: functions that return complete runs, one module for each model family."""

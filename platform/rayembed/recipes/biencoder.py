@@ -1,4 +1,4 @@
-"""Runs of a plain bi-encoder: on the user's own pairs, on their documents alone, and on the
+"""Recipes for a plain bi-encoder: on the user's pairs, on their documents alone, and on the
 Wikipedia sample.
 """
 
@@ -28,7 +28,7 @@ from rayembed.recipes.sample import MINILM, Wikipedia
 
 
 def own_pairs() -> Run:
-    """all-MiniLM-L6-v2 fine-tuned on a user's own pairs.
+    """Fine-tune all-MiniLM-L6-v2 on the user's own pairs.
 
     The pairs are named with `--set data.datasets.pairs.source.path=pairs.jsonl`, another encoder
     with `--set model.backbone.path=…`, its prefixes with `--set 'model.query_prefix=query: '`.
@@ -55,7 +55,7 @@ def own_pairs() -> Run:
 
 
 def own_corpus() -> Run:
-    """all-MiniLM-L6-v2 adapted to a user's documents, without a label.
+    """Adapt all-MiniLM-L6-v2 to the user's documents, without labels.
 
     The documents are named with `--set data.datasets.corpus.source.path=articles.jsonl`. Each gives
     a pair by its structure, of which those stay that MiniLM finds; MiniLM mines hard negatives, and
@@ -89,7 +89,9 @@ def own_corpus() -> Run:
 
 
 def quickstart() -> Run:
-    """all-MiniLM-L6-v2 on Wikipedia summaries, scored on held-out ones; minutes on two cores."""
+    """Train all-MiniLM-L6-v2 on Wikipedia summaries and score it on held-out ones: minutes on two
+    cores.
+    """
     sample = Wikipedia()
     return Run(
         name="biencoder-quickstart",

@@ -1,4 +1,4 @@
-"""Shared parts of recipes: compared scores, a placement for a laptop."""
+"""Parts that recipes share: scores with baselines, and a placement for a laptop."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ from rayembed.recipes.sample import (
 def compared_scores(
     own_sets: tuple[OwnSet, ...], *, instructions: Mapping[str, str] | None = None
 ) -> EvaluationConfig:
-    """Scores on own sets, compared with BM25 and all-MiniLM."""
+    """Evaluation settings: scores on own sets, compared with BM25 and all-MiniLM."""
     return EvaluationConfig(
         own_sets=own_sets,
         baselines=("bm25", MINILM),
@@ -26,7 +26,8 @@ def compared_scores(
 
 
 def guarded_scores() -> EvaluationConfig:
-    """Scores on the held-out part of the user's own data and, for the guard, on the sample.
+    """Evaluation settings with a guard: scores on the held-out part of the user's data and on the
+    Wikipedia sample.
 
     The sample comes from the package index, so that a machine without a hub has it too. Without the
     optional feature that makes it the guard has no general tasks.
@@ -41,13 +42,15 @@ OWN_REJECTED_SHARE = 0.05
 
 
 def own_dataset() -> DatasetConfig:
-    """The user's own pairs, with a tenth of the documents held out and scored."""
+    """Data set settings for the user's own pairs, with a tenth of the documents held out for
+    scoring.
+    """
     source = PairsSource(path="pairs.jsonl", max_rejected_share=OWN_REJECTED_SHARE)
     return DatasetConfig(name="pairs", source=source, held_out=HeldOutFraction(share=0.1))
 
 
 def on_a_laptop(*, micro_batch_tokens: int | None = None) -> Placement:
-    """Placement of one worker on two CPU cores, if they are free.
+    """Placement settings for a laptop: one worker, on two CPU cores if they are free.
 
     Args:
         micro_batch_tokens: None: by hardware.

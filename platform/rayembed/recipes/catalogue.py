@@ -1,4 +1,5 @@
-"""All recipes by name; other packages add theirs by entry points of the group `rayembed.recipes`.
+"""All recipes by name; other packages add recipes through entry points of the group
+`rayembed.recipes`.
 
 Such an entry point is named as its recipe, and is a function that returns the run.
 """
@@ -32,7 +33,7 @@ any."""
 
 
 def check_job(run: Run, kind: str) -> None:
-    """Check that the job of an architecture can train the run.
+    """Raise if the job, which trains one architecture only, cannot train the run.
 
     Raises:
         ConfigError: another job does; the message names it.
@@ -46,12 +47,12 @@ def check_job(run: Run, kind: str) -> None:
 
 
 def recipe_names() -> tuple[str, ...]:
-    """Names known to `get_recipe`."""
+    """Names of all recipes, as `get_recipe` accepts them."""
     return tuple(_recipes())
 
 
 def get_recipe(name: str) -> Run:
-    """Complete run of a recipe.
+    """Return the complete run of a recipe.
 
     Raises:
         ConfigError: no such recipe; the message names the nearest one.
@@ -64,7 +65,7 @@ def get_recipe(name: str) -> Run:
 
 @cache
 def _outside() -> dict[str, Callable[[], Run]]:
-    """Import the recipes of other packages when they are requested."""
+    """Recipes of other packages by name, imported only when one is needed."""
     return {point.name: partial(_load, point) for point in entry_points("rayembed.recipes")}
 
 

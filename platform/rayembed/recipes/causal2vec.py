@@ -1,4 +1,4 @@
-"""Runs of Causal2Vec (arXiv 2507.23386) for a laptop.
+"""Recipes for Causal2Vec (arXiv 2507.23386) on a laptop.
 
 The ablations are settings of any run: `model.num_contextual_tokens` (Table 5),
 `model.position` (14), `model.representation` (2, 4, 12), `model.mask` (15), `model.encoder.path`
@@ -31,7 +31,8 @@ ENCODER_LAYERS = ("query", "key", "value", "dense")
 
 
 def quickstart() -> Run:
-    """SmolLM2-135M with all-MiniLM as encoder on Wikipedia summaries: minutes on two CPU cores.
+    """Train SmolLM2-135M with all-MiniLM as its context encoder on Wikipedia summaries: minutes on
+    two CPU cores.
 
     Smaller than the paper's in every size, and without dropout in LoRA and hard negatives, which
     cost as much as they do in NV-Embed's quickstart. The learning rate is that of few steps.

@@ -1,4 +1,4 @@
-"""Runs of CDE (arXiv 2410.02525): one on own pairs, one for a laptop."""
+"""Recipes for CDE (arXiv 2410.02525): one for the user's own pairs, one for a laptop."""
 
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.data import DataConfig, DatasetConfig
@@ -23,7 +23,8 @@ _STEPS = 60
 
 
 def own_pairs() -> Run:
-    """all-MiniLM in both stages on a user's own pairs: clustered, filtered, with context.
+    """Train a contextual model, all-MiniLM in both stages, on the user's own pairs in clustered,
+    filtered batches.
 
     The pairs are named with `--set data.datasets.pairs.source.path=pairs.jsonl`; other encoders of
     one family with `model.backbone.path` and `model.encoder.path`, which may both be one earlier
@@ -55,7 +56,8 @@ def own_pairs() -> Run:
 
 
 def quickstart() -> Run:
-    """all-MiniLM in both stages on Wikipedia summaries: clustered, filtered, with context.
+    """Train a contextual model, all-MiniLM in both stages, on Wikipedia summaries in clustered,
+    filtered batches.
 
     Smaller than the paper's in every size. The output has the residual of the second release: an
     MLP from random weights alone would need more steps than these to give what the encoder has.

@@ -1,4 +1,4 @@
-"""Data recipes by name, and the known origins of their data sets.
+"""Data recipes by name, and a catalogue of data sets with known origins.
 
 Other packages add data recipes by entry points of the group `rayembed.data_recipes`.
 """
@@ -16,24 +16,24 @@ from rayembed.display.tables import Table
 
 @dataclass(frozen=True)
 class KnownDataset:
-    """A data set whose origin is known."""
+    """Catalogue entry for a data set with a known origin."""
 
     config: DatasetConfig
 
     @property
     def name(self) -> str:
-        """Unique name in the catalogue."""
+        """Name of the data set, unique in the catalogue."""
         return self.config.name
 
     @property
     def licence(self) -> str:
-        """Licence as stated where its rows come from; empty if none is stated or known."""
+        """Licence stated by the origin of the rows; empty if none is stated or known."""
         return ""
 
 
 @dataclass(frozen=True)
 class DataRecipe:
-    """Data sets that are prepared by one name."""
+    """Group of data sets that a recipe's name prepares together."""
 
     datasets: Callable[[], Sequence[DatasetConfig]]
     entries: Callable[[], Sequence[KnownDataset]] = tuple
@@ -43,8 +43,8 @@ class DataRecipe:
 
 
 def own_pairs() -> tuple[DatasetConfig, ...]:
-    """One file with a query and a positive in each row; path, columns and steps are set with
-    `--set`.
+    """Data run for a user's file of pairs, a query and a positive in each row; `--set` gives path,
+    columns and steps.
     """
     return (DatasetConfig(name="pairs", source=PairsSource(path="pairs.jsonl")),)
 
@@ -57,18 +57,18 @@ DATA_RECIPES = NamedTable(
 
 @cache
 def known_datasets() -> dict[str, KnownDataset]:
-    """The catalogue: data sets by name, paper by paper: `nvembed/fever`, …, `cde/bge-fever`."""
+    """List the catalogue's data sets, paper by paper: `nvembed/fever`, …, `cde/bge-fever`."""
     recipes = DATA_RECIPES.members().values()
     return {entry.name: entry for recipe in recipes for entry in recipe.entries()}
 
 
 def data_recipe_names() -> tuple[str, ...]:
-    """Names known to `get_data_recipe`."""
+    """Names of all data recipes, as `get_data_recipe` accepts them."""
     return tuple(DATA_RECIPES.members())
 
 
 def get_data_recipe(name: str) -> DataRun:
-    """Complete data run of a recipe.
+    """Return the complete data run of a recipe.
 
     Raises:
         ConfigError: no such recipe; the message names the nearest one.

@@ -1,4 +1,4 @@
-"""Runs of Nomic Embed v2 MoE (arXiv 2502.07972) for a laptop.
+"""Recipes for Nomic Embed v2 MoE (arXiv 2502.07972) on a laptop.
 
 Ablations are settings of any run: `model.experts=null` (dense), `model.experts.top_k=1` (Table
 9), `model.experts.every=1` (Table 7), `model.experts.start=released` or `random`.
@@ -25,7 +25,8 @@ MATRYOSHKA = 256
 
 
 def quickstart() -> Run:
-    """all-MiniLM with experts on English, French and Spanish summaries: minutes on two CPU cores.
+    """Train all-MiniLM with experts on English, French and Spanish summaries: minutes on two CPU
+    cores.
 
     Both stages of the paper at a small size: pretraining on pairs of one language and on texts of
     the same article in two, each batch of one data set; finetuning with the Matryoshka loss, on

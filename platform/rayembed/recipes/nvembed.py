@@ -1,4 +1,4 @@
-"""Runs of NV-Embed (arXiv 2405.17428) for a laptop.
+"""Recipes for NV-Embed (arXiv 2405.17428) on a laptop.
 
 Tables 2 and 3 are `--set model.pooling.kind=… --set model.mask=…` on any run.
 """
@@ -29,7 +29,8 @@ from rayembed.recipes.sample import (
 
 
 def quickstart() -> Run:
-    """SmolLM2-135M on Wikipedia summaries: both stages within minutes on two CPU cores.
+    """Train SmolLM2-135M on Wikipedia summaries, both stages within minutes on two CPU
+    cores.
 
     Smaller than the paper's in every size, with the first 8 of the 30 layers, so that it ends in
     time on CPUs without units for bfloat16. Two differences are of kind: no dropout in LoRA, whose

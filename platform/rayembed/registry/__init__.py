@@ -1,1 +1,1 @@
-"""MLflow tracking, model registration, model card, provenance."""
+"""Track runs in MLflow, register models, and write model cards with provenance."""

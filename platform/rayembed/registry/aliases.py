@@ -1,4 +1,5 @@
-"""Atomic moves of the aliases `champion` and `previous`, serialised over all machines.
+"""Move MLflow's aliases `champion` and `previous` together, one process at a time over all
+machines.
 
 MLflow writes one alias at a time, has no transaction over two and no write that asks for the value
 before it. What it does have is a name that only one process can create. What is made of that:
@@ -52,7 +53,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Move:
-    """Targets of both aliases after a move."""
+    """Versions that both aliases point to after a move."""
 
     champion: int
     previous: int | None
@@ -63,13 +64,14 @@ class Move:
 
 
 def lock_name(name: str) -> str:
-    """Registered model that serves as lock while the aliases of `name` are moved."""
+    """Name of the registered model that serves as a lock while the aliases of `name` are moved."""
     return f"{name}-aliases-being-moved"
 
 
 @contextmanager
 def version_turn(client: Any, name: str) -> Iterator[None]:
-    """Context manager that lets one process at a time create versions of a registered model.
+    """Context manager that holds a lock, so that only one process at a time creates versions of a
+    model.
 
     Raises:
         TrackingError: others have not come to an end within `WAIT_SECONDS`.
@@ -83,7 +85,7 @@ def version_turn(client: Any, name: str) -> Iterator[None]:
 
 
 def alias_version(client: Any, name: str, alias: str) -> int | None:
-    """Version number of an alias; None if the alias does not exist."""
+    """Number of the version that an alias points to; None if the alias does not exist."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -96,8 +98,8 @@ def alias_version(client: Any, name: str, alias: str) -> int | None:
 
 @contextmanager
 def turn(client: Any, name: str) -> Iterator[Callable[[Move], None]]:
-    """Context manager that holds the lock on a model's aliases; yields the function that moves
-    them.
+    """Context manager that holds the lock on a model's aliases, and yields the function that moves
+    the aliases.
 
     What a process that died left undone is finished before. Aliases that are read within the turn
     are those that the move starts from.
@@ -132,7 +134,7 @@ def turn(client: Any, name: str) -> Iterator[Callable[[Move], None]]:
 
 
 def _create(client: Any, lock: str, holder: str) -> bool:
-    """Whether the lock was free and is the holder's now."""
+    """Try to create the lock for `holder`; return whether that succeeded."""
     from mlflow.exceptions import MlflowException
 
     told = "Exists while a model of the registry is changed; removed by itself."
@@ -147,7 +149,7 @@ def _create(client: Any, lock: str, holder: str) -> bool:
 
 
 def _release(client: Any, lock: str, holder: str) -> None:
-    """Remove the lock, unless another process has it."""
+    """Remove the lock, unless another process holds it."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -159,7 +161,7 @@ def _release(client: Any, lock: str, holder: str) -> None:
 
 
 def _take(client: Any, name: str, lock: str, holder: str) -> None:
-    """Wait for the lock; one that a dead process left is taken over.
+    """Acquire the lock, waiting for other processes; take over a lock whose holder died.
 
     Raises:
         TrackingError: others have it for `WAIT_SECONDS`.
@@ -186,12 +188,13 @@ def _take(client: Any, name: str, lock: str, holder: str) -> None:
 
 
 def _successor(lock: str, holder: str) -> str:
-    """Name that the one process holds which takes over from a holder that died."""
+    """Name of the second lock that a process must hold to remove the lock of a dead holder."""
     return f"{lock}-after-{holder}"
 
 
 def _take_over(client: Any, name: str, lock: str, watched: str, dead: str) -> bool:
-    """Whether this process may remove what a dead one left, and has.
+    """Try to remove the lock of a dead process and to complete its move; return whether this
+    process did so.
 
     Args:
         watched: the lock itself, or the name of a successor that died.
@@ -212,7 +215,7 @@ def _take_over(client: Any, name: str, lock: str, watched: str, dead: str) -> bo
 
 
 def _finish(client: Any, name: str) -> None:
-    """Complete the move of a dead process."""
+    """Complete the alias move that a dead process left unfinished."""
     tags = client.get_registered_model(lock_name(name)).tags
     if _MOVE_TAG not in tags:
         return
@@ -227,7 +230,7 @@ def _finish(client: Any, name: str) -> None:
 
 
 def _apply(client: Any, name: str, move: Move, *, end: float) -> None:
-    """Set both aliases; idempotent."""
+    """Set both aliases to their targets; repeating it changes nothing."""
 
     def write(call: Callable[..., Any], *arguments: str) -> None:
         if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""Shared parts of all model cards: front matter and scores."""
+"""Parts that all model cards share: front matter and scores."""
 
 import math
 import re
@@ -59,8 +59,8 @@ def front_matter(
 
 
 def _eval_results(results: Sequence[TaskScore]) -> list[EvalResult]:
-    """One result for each task. Hubs accept numbers only, so NaN scores of a collapsed model are
-    left out.
+    """Make one evaluation result for each task, in the hub's format; NaN scores are left out. Hubs
+    accept numbers only, so NaN scores of a collapsed model are left out.
     """
     return [
         EvalResult(
@@ -80,18 +80,19 @@ def _eval_results(results: Sequence[TaskScore]) -> list[EvalResult]:
 
 
 def _dataset_name(score: TaskScore) -> str:
-    """Name of a task's data as hubs show it: `MTEB …` where they are mteb's."""
+    """Name of a task's data as model hubs show it: with the prefix `MTEB` for mteb's data."""
     return score.task if score.dataset.startswith(("own/", "sample/")) else f"MTEB {score.task}"
 
 
 def _single(values: Iterable[str]) -> str | None:
-    """The value common to all; None if they differ."""
+    """Return the value if all values are equal; None otherwise."""
     found = set(values)
     return found.pop() if len(found) == 1 else None
 
 
 def score_section(table: str, results: Sequence[TaskScore], reference: str) -> str:
-    """Scores in Markdown: the given table or one of all tasks, followed by categories.
+    """Markdown section of scores: the given table or one of all tasks, followed by means of
+    categories.
 
     Args:
         table: of several models, for comparison; empty: none.
@@ -125,7 +126,7 @@ def how_to_score(
     storage: str = "outputs",
     tracking_uri: str | None = None,
 ) -> str:
-    """One line with the two commands that score a model and attach the scores to its version.
+    """Text with the two commands that score a model and store the scores with its version.
 
     Args:
         reference: of the model, as the jobs take it.
@@ -150,12 +151,12 @@ def how_to_score(
 
 
 def registry_address(registered_model: str, *, scored: bool) -> str:
-    """Address of the registered model in its card: by alias, or by number without an alias."""
+    """Address of the registered model as its card states it: by alias, or by version number."""
     return f"models:/{registered_model}" + (f"@{CANDIDATE}" if scored else "/VERSION")
 
 
 def serving_section(registered_model: str, field: str, *, scored: bool) -> str:
-    """Instructions for loading the model from MLflow's registry and serving it.
+    """Markdown section on loading the model from MLflow's registry and serving it.
 
     Args:
         field: a further field of the request, with a comma before it; may be empty.
@@ -249,7 +250,7 @@ def plain_card(
     registered_model: str,
     results: Sequence[TaskScore],
 ) -> str:
-    """Card of a third-party model that was registered and scored here.
+    """Model card for another project's model that was registered and scored here.
 
     Args:
         reference: where it comes from, without paths of somebody's disk.

@@ -1,4 +1,6 @@
-"""Gates on scores that a version must pass to become champion. Independent of MLflow."""
+"""Gates: conditions on scores that a version must meet to become champion. Independent of
+MLflow.
+"""
 
 import json
 import math
@@ -25,7 +27,7 @@ _FORM = re.compile(r"\s*(?:(?P<metric>\S+)\s+)?(?P<name>\S+)\s*>=\s*(?P<minimum>
 
 @dataclass(frozen=True)
 class Requirement:
-    """Minimum score that a version must reach."""
+    """Gate that requires a minimum score."""
 
     name: str
     """Name of a task, of a category of tasks, `mean` over all tasks, or `mean/own` or
@@ -41,7 +43,7 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Gate that a version is not worse than another version."""
+    """Gate that requires scores no worse than another version has."""
 
     version: int
     scores: tuple[TaskScore, ...]
@@ -53,7 +55,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Check:
-    """One gate and its observed figure."""
+    """Result of one gate: the observed figure, the limit, and whether the gate is met."""
 
     gate: str
     figure: float | None
@@ -65,7 +67,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Decision:
-    """Decision whether a version may become champion, with the figure of every gate."""
+    """Decision whether a version may become champion, with the result of every gate."""
 
     version: str
     """Version as `name/number`, or the candidate to be registered."""
@@ -73,18 +75,18 @@ class Decision:
 
     @property
     def holds(self) -> bool:
-        """Whether all gates hold."""
+        """Whether all gates are met."""
         return all(check.holds for check in self.checks)
 
     def to_json(self) -> str:
-        """JSON form for storage; a figure that is not finite becomes null."""
+        """Serialise the decision as JSON; figures that are not finite become null."""
         rows = [asdict(check) for check in self.checks]
         for row in rows:
             row["figure"] = _finite(row["figure"])
         return json.dumps({"version": self.version, "holds": self.holds, "gates": rows}, indent=1)
 
     def table(self, *, no: str = "NO") -> Table:
-        """Table with one gate in each row."""
+        """Table of the decision with a row for each gate."""
         verdict = "all gates hold" if self.holds else "REFUSED"
         rows = [
             [
@@ -101,12 +103,13 @@ class Decision:
         return Table(heads, rows, title=title, align="lrrl", folds=True)
 
     def to_markdown(self) -> str:
-        """Markdown table with one gate in each row."""
+        """Format the decision as a Markdown table with a row for each gate."""
         return show(self.table(no="**no**"), "markdown")
 
 
 def parse_requirement(text: str) -> Requirement:
-    """Parse a requirement: `SciFact>=0.6`, `Retrieval>=0.5`, `mean>=0.5`, `ndcg_at_1 SciFact>=0.4`.
+    """Parse a gate such as `SciFact>=0.6`, `Retrieval>=0.5`, `mean>=0.5` or `ndcg_at_1
+    SciFact>=0.4`.
 
     Raises:
         ConfigError: not of the form.
@@ -126,7 +129,7 @@ def parse_requirement(text: str) -> Requirement:
 
 
 def check_names(requirements: Sequence[Requirement], scores: Sequence[TaskScore]) -> None:
-    """Check that every requirement can be evaluated on the scores.
+    """Raise if a requirement names a task, category or metric that the scores lack.
 
     Raises:
         ConfigError: it names a task or category that was not scored, or a metric that it lacks.
@@ -153,7 +156,7 @@ def decide(
     requirements: Sequence[Requirement],
     comparison: Comparison | None,
 ) -> Decision:
-    """Evaluate all requirements and the comparison; one check for each.
+    """Evaluate all requirements and the comparison on the scores, and return the decision.
 
     Raises:
         ConfigError: as `check_names`.
@@ -178,7 +181,7 @@ def _minimum(requirement: Requirement, scores: Sequence[TaskScore]) -> Check:
 
 
 def _not_beaten(scores: Sequence[TaskScore], comparison: Comparison) -> list[Check]:
-    """Checks of the mean and of each task, over tasks measured on the same data."""
+    """Compare the mean and each task with the other version, over tasks with the same test data."""
     former = {score.measured_on: score for score in comparison.scores}
     shared = [(s, former[s.measured_on]) for s in scores if s.measured_on in former]
     against = f"version {comparison.version}"
@@ -202,7 +205,9 @@ def _not_beaten(scores: Sequence[TaskScore], comparison: Comparison) -> list[Che
 def _taken_otherwise(
     shared: Sequence[tuple[TaskScore, TaskScore]], comparison: Comparison
 ) -> list[Check]:
-    """A failed check for each setting in which scores were taken otherwise, with both values."""
+    """Make a failed check, with both values, for each setting in which the two evaluations
+    differ.
+    """
     found: dict[str, list[str]] = {}
     shown: dict[str, tuple[str, str]] = {}
     for new, old in shared:
@@ -224,14 +229,12 @@ def _taken_otherwise(
 
 
 def _reaches(figure: float, limit: float) -> bool:
-    """Whether a score reaches another; a collapsed model (NaN) reaches nothing and is reached by
-    all others.
-    """
+    """Whether a score is at least as high as another; NaN counts as lower than every number."""
     return math.isfinite(figure) and not figure < limit - ROUNDING
 
 
 def _left_out(scores: Sequence[TaskScore], former: Sequence[TaskScore], num_shared: int) -> str:
-    """Description of the tasks that were not compared; empty if all were."""
+    """Describe the tasks that could not be compared; empty if all were."""
     both = {score.task for score in scores} & {score.task for score in former}
     parts = [
         (len(both) - num_shared, "of other data revisions, splits or subsets"),
@@ -243,7 +246,9 @@ def _left_out(scores: Sequence[TaskScore], former: Sequence[TaskScore], num_shar
 
 
 def _meant(requirement: Requirement, scores: Sequence[TaskScore]) -> list[TaskScore]:
-    """Scores that a requirement refers to; task names take precedence over categories."""
+    """Select the scores that a requirement refers to; task names take precedence over
+    categories.
+    """
     if requirement.name == MEAN:
         return list(scores)
     named = [score for score in scores if score.task == requirement.name]
@@ -257,7 +262,9 @@ def _value(score: TaskScore, metric: str | None) -> float | None:
 
 
 def summary(scores: Sequence[TaskScore]) -> dict[str, float]:
-    """Figures of all tasks, of `category/<name>` and of the means, for MLflow."""
+    """Figures for MLflow: the score of each task, the mean of each category as `category/<name>`,
+    and overall means.
+    """
     figures = {score.task: score.value for score in scores}
     figures |= {f"category/{name}": mean(of) for name, of in by_category(scores).items()}
     return figures | {name: mean(of) for name, of in by_kind(scores).items()}

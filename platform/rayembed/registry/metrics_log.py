@@ -1,4 +1,5 @@
-"""Primary log of a run's training metrics: one JSON line for each step, on local disk.
+"""Log file of a run's training metrics on local disk, one JSON line for each step; MLflow gets its
+data from it.
 
 MLflow gets a copy (`tracking.py`); a server that is away loses nothing. Knows no MLflow.
 """
@@ -34,7 +35,7 @@ _logger = logging.getLogger(__name__)
 
 
 class MetricsLog:
-    """Append-only log of a run's steps in the order of `global_step`, each step once.
+    """Append-only log of a run's steps, ordered by `global_step`, with each step once.
 
     One process writes; others may read the same file meanwhile. A line that a killed process left
     half-written is no record, and the next writer removes it.
@@ -53,7 +54,7 @@ class MetricsLog:
         *,
         seconds: float | None = None,
     ) -> None:
-        """Append one step.
+        """Append the record of one step.
 
         A step that is reported again (after a resume) takes the place of the former report, and
         of all that followed it.
@@ -87,8 +88,8 @@ class MetricsLog:
         self._last = int(global_step)
 
     def truncate(self, global_step: int) -> int:
-        """Remove records after `global_step`, so that the run can resume from there; return their
-        number.
+        """Remove records after `global_step`, so that the run can resume there; return the number
+        removed.
 
         Raises:
             ArtifactError: a line other than the last is not JSON.
@@ -102,7 +103,7 @@ class MetricsLog:
         return len(records) - len(kept)
 
     def records(self) -> list[Record]:
-        """All steps in order; empty for a new log.
+        """All records in the order of steps; empty for a new log.
 
         Raises:
             ArtifactError: a line other than the last is not JSON.
@@ -110,12 +111,14 @@ class MetricsLog:
         return LogReader(self.path, record_of).read()
 
     def last(self, stage: str | None = None) -> Record | None:
-        """Latest step of the stage (None: of the run); None if the log has none."""
+        """Record of the latest step of the stage (None: of the run); None if there is no record."""
         found = [record for record in self.records() if stage in (None, record["stage"])]
         return found[-1] if found else None
 
     def _last_global_step(self) -> int:
-        """Last step in the file, which is prepared for appending on the first call."""
+        """Number of the last logged step; the first call repairs a cut-off last line of the
+        file.
+        """
         if self._last is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             records = self.records()
@@ -129,13 +132,13 @@ class MetricsLog:
 
 
 def dropped_steps(records: Iterable[Record]) -> int:
-    """Number of steps that changed no weights, from the last record of each stage."""
+    """Sum the steps that changed no weights, from the last record of each stage."""
     by_stage = {record["stage"]: record.get("dropped_steps", 0.0) for record in records}
     return int(sum(by_stage.values()))
 
 
 class LogReader:
-    """Incremental reader of a log; starts over when the file was replaced.
+    """Incremental reader of a log; it starts from the beginning if the file was replaced.
 
     Args:
         parse: what a line says; raises `ValueError` where it says nothing.
@@ -147,7 +150,7 @@ class LogReader:
         self._num_lines = 0
 
     def read(self) -> list[Record]:
-        """New complete records since the last call.
+        """Return the complete records added since the last call.
 
         Raises:
             ArtifactError: a whole line is not JSON.
@@ -202,7 +205,7 @@ def _line(record: Record) -> str:
 
 
 def record_of(line: bytes) -> Record:
-    """Parse a line of a metrics log."""
+    """Parse one line of a metrics log."""
     return {
         name: float(value) if isinstance(value, str) and name not in KEYS else value
         for name, value in json.loads(line).items()
@@ -210,7 +213,8 @@ def record_of(line: bytes) -> Record:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a file in a single write; readers see all of it or a prefix.
+    """Append a line to a file in a single write, so that readers see it whole or cut off at its
+    end.
 
     Raises:
         OSError: the file cannot be written; it is left without a part of the line.

@@ -1,4 +1,4 @@
-"""MLflow API for tracking: run lookup, limits on keys and sizes, errors."""
+"""Access to MLflow for tracking: find runs, respect limits on keys and sizes, convert errors."""
 
 import json
 import logging
@@ -50,7 +50,8 @@ Entry = dict[str, Any]
 
 
 class Outbox:
-    """Queue in a JSONL file, with a second file that counts the delivered entries.
+    """Queue of data to send to MLflow, in a JSONL file; a second file counts the delivered
+    entries.
 
     A process that is killed between telling and counting tells the entry once more.
     """
@@ -65,7 +66,7 @@ class Outbox:
         path.touch()
 
     def put(self, entry: Entry) -> None:
-        """Append one entry.
+        """Append one entry to the queue.
 
         Raises:
             ArtifactError: the file cannot be written.
@@ -79,7 +80,7 @@ class Outbox:
             ) from error
 
     def entries(self) -> list[Entry]:
-        """All entries, delivered or not, oldest first."""
+        """All queued entries, delivered or not, oldest first."""
         return LogReader(self._path).read()
 
     def waiting(self) -> list[Entry]:
@@ -91,7 +92,7 @@ class Outbox:
         write_atomic(self._taken_path, str(self._num_taken() + 1).encode())
 
     def restart(self) -> None:
-        """Mark all entries as undelivered, for another MLflow run."""
+        """Mark all entries as undelivered, so that another MLflow run gets them."""
         write_atomic(self._taken_path, b"0")
 
     def _num_taken(self) -> int:
@@ -101,7 +102,7 @@ class Outbox:
 
 
 def send_entry(client: Any, run_id: str, entry: Entry, run_folder: Path) -> None:
-    """Send one outbox entry to MLflow; relative file paths start at the run's folder."""
+    """Send one queued entry to MLflow; relative file paths start at the run's folder."""
     from mlflow.entities import Metric, RunTag
 
     match entry["kind"]:
@@ -130,7 +131,9 @@ def send_entry(client: Any, run_id: str, entry: Entry, run_folder: Path) -> None
 
 
 def log_params(client: Any, run_id: str, params: Mapping[str, Any]) -> None:
-    """Log parameters of a run; existing parameters keep their first values, with a warning."""
+    """Log a run's parameters; MLflow keeps the first value of each, and a different later value
+    causes a warning.
+    """
     from mlflow.entities import Param
 
     kept = client.get_run(run_id).data.params
@@ -144,8 +147,8 @@ def log_params(client: Any, run_id: str, params: Mapping[str, Any]) -> None:
 
 
 def find_experiment(client: Any, name: str, tracking_uri: str) -> str:
-    """Id of the experiment, created if missing; for a SQLite store its artifacts are next to the
-    file.
+    """Return the id of the experiment, created if missing; with SQLite, artifacts are stored next
+    to the database.
     """
     from mlflow.exceptions import MlflowException
 
@@ -171,7 +174,7 @@ def find_experiment(client: Any, name: str, tracking_uri: str) -> str:
 def find_run(
     client: Any, experiment: str, experiment_id: str, run_name: str, fingerprint: str
 ) -> str | None:
-    """Id of the run to continue; None if no run has the name."""
+    """Return the id of the MLflow run to continue; None if no run has the name."""
     runs = client.search_runs([experiment_id], f"attributes.run_name = {quoted(run_name)}")
     for run in runs:
         if run.data.tags.get(FINGERPRINT_TAG) == fingerprint:
@@ -187,12 +190,12 @@ def find_run(
 
 
 def find_model_versions(client: Any, name: str) -> list[Any]:
-    """MLflow's `ModelVersion`s of a registered model; empty if it does not exist."""
+    """List the versions of a registered model; empty if the model does not exist."""
     return list(client.search_model_versions(f"name = {quoted(name)}"))
 
 
 def quoted(text: str) -> str:
-    """Text quoted for an MLflow filter, whose grammar has quotes but no escapes.
+    """Quote a text for an MLflow filter, whose grammar has no escapes.
 
     Raises:
         TrackingError: it holds both kinds of quotes, which no filter can say.
@@ -207,7 +210,7 @@ def quoted(text: str) -> str:
 
 
 def batches(records: list[Record]) -> Iterator[list[Record]]:
-    """Records in order, in batches within MLflow's metric limit."""
+    """Split records, in order, into batches within MLflow's limit on metrics."""
     batch: list[Record] = []
     size = 0
     for record in records:
@@ -226,13 +229,15 @@ def allowed_key(name: str) -> str:
 
 
 def param_text(value: Any) -> str:
-    """Parameter value as text; never empty, as MLflow's server rejects that."""
+    """Convert a parameter value to a text that is never empty, since MLflow's server rejects empty
+    ones.
+    """
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text[:PARAM_CHARACTERS] or '""'
 
 
 def open_client(tracking_uri: str) -> Any:
-    """MLflow client of a reachable store that has its tables.
+    """Open an MLflow client, after checking that the store is reachable and has its tables.
 
     The only place that makes a client: the tables of a SQLite file are made or upgraded at its
     first use, one process at a time.

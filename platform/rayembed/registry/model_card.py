@@ -1,4 +1,4 @@
-"""README.md of an exported model, from recorded facts only."""
+"""Write the README.md of an exported model, from recorded facts only."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -36,7 +36,7 @@ def model_card(
     base_licence: str = "",
     data_licences: Mapping[str, str] | None = None,
 ) -> str:
-    """Model card in Markdown with YAML front matter for model hubs.
+    """Write a model card in Markdown, with YAML front matter for model hubs.
 
     Args:
         fingerprint: of the run as it was trained; that of a published `run.yaml` is another one.
@@ -82,7 +82,7 @@ def _check_of_a_copy(run: Run, registered_model: str | None) -> str:
 
 
 def hub_name(reference: str) -> str | None:
-    """Name `org/name` of a model on the hub; None for models from elsewhere."""
+    """Name `org/name` of a model on the hub; None for other references."""
     if not reference.startswith("hf://"):
         return None
     path = reference.removeprefix("hf://").partition("@")[0]
@@ -122,7 +122,9 @@ def _what_it_is(run: Run, dimensions: int, share: float) -> str:
 
 
 def _not_whole(share: float) -> str:
-    """What training has to do with a model that is not, or not in full, the trained one."""
+    """Sentence on how the described training relates to the kept model, if that is the untrained
+    one or a mixture.
+    """
     if share == 0:
         return (
             "These stages trained a model that was not kept, as it was no better beyond chance; "
@@ -140,7 +142,9 @@ def _base(model: ModelConfig) -> str:
 
 
 def _use(run: Run, registered_model: str | None, share: float, *, scored: bool) -> str:
-    """Three ways of loading the model, with the run's own instruction if it has one."""
+    """Section with three ways of loading the model, using the run's own instruction if it
+    has one.
+    """
     instruction = next((d.query_instruction for d in run.data.datasets if d.query_instruction), "")
     told, prompt, field = "", "", ""
     default = run.default_instructions().get("query")
@@ -191,7 +195,9 @@ def _use(run: Run, registered_model: str | None, share: float, *, scored: bool) 
 
 
 def _elsewhere(run: Run) -> str:
-    """Section on other loaders: the settings that they need, and how their results differ."""
+    """Section on other libraries that load the model: which settings they need, and how their
+    results differ.
+    """
     default = run.default_instructions()
     roles: tuple[Role, ...] = get_args(Role)
     prompts = {role: run.model.prompt(default.get(role, ""), role) for role in roles}
@@ -217,7 +223,9 @@ def _elsewhere(run: Run) -> str:
 
 
 def _with_sentence_transformers(run: Run, prompt: str) -> str:
-    """Loading with sentence-transformers; `prompt` is a further argument of `encode_query`."""
+    """Example code for sentence-transformers; `prompt` is added to the arguments of
+    `encode_query`.
+    """
     model, folder = run.model, f'"{FOLDER}"'
     module, loader = "sentence_transformers", "SentenceTransformer"
     installed = ""
@@ -238,7 +246,7 @@ def _with_sentence_transformers(run: Run, prompt: str) -> str:
 
 
 def _training(run: Run, rows: Mapping[str, int], licences: Mapping[str, str]) -> str:
-    """Section on the stages and their training data: kinds, record counts, licences."""
+    """Section on the training stages and their data: loss, kinds, record counts, licences."""
     heads = ["stage", "steps", "pairs a step", "negatives", "in-batch negatives", "data (weight)"]
     stages = Table(heads, [_stage_row(stage) for stage in run.stages])
     data = [
@@ -260,7 +268,7 @@ def _training(run: Run, rows: Mapping[str, int], licences: Mapping[str, str]) ->
 
 
 def _treatment(data: DatasetConfig) -> str:
-    """Short description of a data set's processing."""
+    """Describe briefly how a data set was processed."""
     parts = [
         f"at most {data.num_samples:,} records" if data.num_samples else "",
         f"{data.sample_share:.0%} of the records" if data.sample_share else "",
@@ -270,7 +278,7 @@ def _treatment(data: DatasetConfig) -> str:
 
 
 def _of_teachers(run: Run) -> str:
-    """A line for each stage that reads vectors of teachers or learns hidden states."""
+    """Write a line for each stage that uses teacher vectors or learns a teacher's hidden states."""
     vectors = "".join(
         f"\nStage {stage.name} reads vectors of "
         f"{', '.join(f'`{without_place(one.teacher)}`' for one in stage.teachers)} "
@@ -288,7 +296,7 @@ def _of_teachers(run: Run) -> str:
 
 
 def _row_counts(provenance: Mapping[str, Any]) -> dict[str, int]:
-    """Final record count of each data set, if known."""
+    """Number of records of each data set after all steps, as far as known."""
     return {
         name: int(folders[-1]["rows_out"])
         for datasets in (provenance.get("data") or {}).values()

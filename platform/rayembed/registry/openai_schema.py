@@ -1,4 +1,4 @@
-"""OpenAI's embeddings request and response, extended by a role and an instruction.
+"""Requests and responses of OpenAI's embeddings API, extended by a role and an instruction.
 
 One reading of it for the registered MLflow model and for the server, so that both take and refuse
 the same. Travels with the registered model as code: knows neither MLflow nor torch.
@@ -23,7 +23,7 @@ FORMATS = ("float", "base64", "int8", "uint8", "binary", "ubinary")
 
 
 class RequestError(ValueError):
-    """Invalid request; the message states the request and what is allowed."""
+    """A request is invalid; the message states the value and what is allowed."""
 
     def __init__(self, message: str, field: str) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class RequestError(ValueError):
 
 
 class EncodeOptions(NamedTuple):
-    """Embedding options of a request; texts with equal options are encoded together."""
+    """Embedding options of a request; texts with equal options are embedded together."""
 
     role: Role
     instruction: str | None
@@ -46,7 +46,7 @@ class EncodeOptions(NamedTuple):
 
 
 def read_encode_options(request: Mapping[str, Any], widths: Sequence[int]) -> EncodeOptions:
-    """Embedding options of a request; missing fields have OpenAI's defaults.
+    """Read the embedding options of a request; missing fields have OpenAI's defaults.
 
     Args:
         widths: dimensions that the model offers, the full one first.
@@ -80,7 +80,7 @@ def read_encode_options(request: Mapping[str, Any], widths: Sequence[int]) -> En
 
 
 def read_texts(value: Any, field: str = "input") -> list[str]:
-    """Texts of a field: one text or a list.
+    """Read the texts in a request's field, which holds one text or a list.
 
     Raises:
         RequestError: none, an empty one, or token numbers.
@@ -118,7 +118,7 @@ def read_texts(value: Any, field: str = "input") -> list[str]:
 
 
 def cut(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
-    """(N, dimensions) float32: the first components of (N, D) vectors, renormalised."""
+    """Cut (N, D) vectors to their first components, renormalised: (N, dimensions) float32."""
     if dimensions is None or dimensions >= vectors.shape[1]:
         return vectors
     kept = vectors[:, :dimensions]
@@ -153,7 +153,7 @@ def encoded(vector: np.ndarray, encoding_format: str) -> list[float] | list[int]
 def response(
     embeddings: Sequence[list[float] | list[int] | str], *, model: str, num_tokens: int
 ) -> dict[str, Any]:
-    """Response to one request: encoded vectors in the order of its texts."""
+    """Build the response to one request: encoded vectors in the order of its texts."""
     return {
         "object": "list",
         "data": [

@@ -1,4 +1,4 @@
-"""Promotion to `champion` through gates, and rollback."""
+"""Promote a version to `champion` if its gates are met, and roll back."""
 
 import json
 import logging
@@ -53,7 +53,7 @@ class Gates:
 
 @dataclass(frozen=True)
 class PromotionOutcome:
-    """Outcome of a promotion or a rollback."""
+    """Result of a promotion or a rollback: the decision and the versions of the aliases."""
 
     champion: int | None
     previous: int | None
@@ -71,7 +71,7 @@ def judge(
     number: int | None,
     weights_fingerprint: str,
 ) -> Decision:
-    """Evaluate the gates without changing anything.
+    """Evaluate a version's gates without changing anything.
 
     Args:
         number: of the version; None: it is still to be registered.
@@ -97,7 +97,8 @@ def judge(
 def promote(
     client: Any, name: str, number: int, scores: Sequence[TaskScore], gates: Gates
 ) -> PromotionOutcome:
-    """Move `champion` to the version if all gates hold; `previous` points to the former one.
+    """Move `champion` to the version if all gates are met; `previous` then points to the former
+    champion.
 
     Judged and moved within one turn (see `aliases`), so that the champion that the version is
     compared with is the one that it replaces. The decision is kept as a tag of the version and
@@ -170,7 +171,9 @@ def _rolled_back(client: Any, name: str, move: Any) -> PromotionOutcome:
 def _comparison(
     client: Any, name: str, gates: Gates, number: int | None
 ) -> tuple[Comparison | None, list[Check]]:
-    """Scores to compare with, or a check that states why no comparison is needed."""
+    """Return the other version's scores to compare with, or a check that states why no comparison
+    is needed.
+    """
     if gates.better_than is None:
         return None, []
     gate = f"not worse than {gates.better_than}"
@@ -192,7 +195,7 @@ def _comparison(
 
 
 def _keep(client: Any, version: Any, weights: str, decision: Decision) -> str:
-    """Store the decision as an artifact of the version's run; its path."""
+    """Store the decision as an artifact of the version's run, and return the artifact's path."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     place = f"scores/{weights}/decisions/{stamp}-{'held' if decision.holds else 'refused'}"
     client.log_text(version.run_id, decision.to_markdown(), f"{place}.md")

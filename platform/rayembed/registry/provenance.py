@@ -1,4 +1,4 @@
-"""Provenance of a run: code, packages, machine. No user or host names."""
+"""Record the provenance of a run: code, packages, machine. No user or host names."""
 
 import hashlib
 import os
@@ -43,7 +43,7 @@ _DIRTY = "-dirty"
 
 
 def collect_provenance(hardware: dict[str, Any] | None) -> dict[str, Any]:
-    """Collect the provenance: `code`, `packages`, `constraints`, `python`, `system`, `hardware`,
+    """Collect provenance as `code`, `packages`, `constraints`, `python`, `system`, `hardware` and
     `time`.
 
     Works without git, without a GPU and outside a checkout; what is not known is None.
@@ -63,7 +63,9 @@ def collect_provenance(hardware: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def node_hardware() -> dict[str, Any]:
-    """`cpu`, `cpu_cores`, `amx_bf16`, `memory_gib` and `gpus` of the calling node."""
+    """Hardware of the node that calls it: `cpu`, `cpu_cores`, `amx_bf16`, `memory_gib` and
+    `gpus`.
+    """
     return {
         "cpu": cpu_model(),
         "cpu_cores": num_cores(),
@@ -74,7 +76,8 @@ def node_hardware() -> dict[str, Any]:
 
 
 def code_version(folder: Path) -> dict[str, Any]:
-    """`version` of rayembed, `commit` of its checkout and whether it has `uncommitted_changes`.
+    """Version of the code: rayembed's `version`, the checkout's `commit`, and whether it has
+    `uncommitted_changes`.
 
     Both are None where the code lies outside of git, also where a checkout of something else
     surrounds it (a virtual environment in another project's folder).
@@ -110,8 +113,8 @@ def package_versions() -> dict[str, str]:
 
 
 def constraints_file(directory: Path) -> dict[str, str] | None:
-    """`path` and `sha256` of the constraints file in directory or checkout; None if
-    there is none.
+    """`path` and `sha256` of the constraints file in the directory or the checkout; None if there
+    is none.
     """
     for root in (directory, Path(__file__).parents[3]):
         path = root / _CONSTRAINTS
@@ -133,7 +136,7 @@ def cpu_summary() -> str:
 
 
 def memory_gib() -> float:
-    """Memory available to this process: the container's limit or the machine's memory."""
+    """Memory available to this process in GiB: the container's limit or the machine's memory."""
     sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         limit = _read(path).strip()
@@ -143,7 +146,7 @@ def memory_gib() -> float:
 
 
 def gpus() -> list[str]:
-    """Name, memory and driver of each NVIDIA GPU from `nvidia-smi`; empty if there are none."""
+    """Name, memory and driver of each NVIDIA GPU, from `nvidia-smi`; empty without GPUs."""
     told = _output(
         "nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"
     )
@@ -165,7 +168,7 @@ def _read(path: str) -> str:
 
 
 def _output(*command: str) -> str | None:
-    """Output of a command; None if it is missing, fails or hangs."""
+    """Output of a command; None if the command is missing, fails or takes too long."""
     if shutil.which(command[0]) is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Registration of an exported model as a version in MLflow, with its description."""
+"""Register an exported model as a version in MLflow, with its description."""
 
 import json
 import logging
@@ -45,7 +45,7 @@ pip finds."""
 
 
 def pip_requirements(packages: Iterable[str] = ()) -> list[str]:
-    """Requirements of the served model, pinned to this environment's versions.
+    """List the packages that the served model needs, pinned to this environment's versions.
 
     Args:
         packages: further ones, that a folder's format needs.
@@ -56,9 +56,7 @@ def pip_requirements(packages: Iterable[str] = ()) -> list[str]:
 
 
 def format_requirements(folder: Path) -> list[str]:
-    """Packages that read the model's weight format, such as quantised weights, beyond its code's
-    requirements.
-    """
+    """List further packages that read the model's weight format, such as quantised weights."""
     settings = (json.loads(path.read_text("utf-8")) for path in folder.rglob("config.json"))
     methods = {(one.get("quantization_config") or {}).get("quant_method") for one in settings}
     name = "compressed-tensors"
@@ -66,7 +64,7 @@ def format_requirements(folder: Path) -> list[str]:
 
 
 def _of_other_packages() -> set[str]:
-    """Packages outside of this one that add architectures."""
+    """Names of installed packages, other than rayembed, that add architectures."""
     members = [(one.__module__, one.architecture) for one in architecture_classes()]
     modules = {name.partition(".")[0] for both in members for name in both} - {"rayembed"}
     provided = packages_distributions() if modules else {}
@@ -161,7 +159,7 @@ def make_version(
 
 
 def describe(client: Any, name: str, number: int, card: str) -> None:
-    """Store a card as the version's description, truncated to the database limit."""
+    """Store a model card as the version's description, truncated to the database's limit."""
     text = card
     if card.startswith("---\n"):
         text = card.partition("\n---\n")[2].strip()  # what is there for hubs
@@ -171,14 +169,16 @@ def describe(client: Any, name: str, number: int, card: str) -> None:
 
 
 def find_version(client: Any, name: str, weights_fingerprint: str) -> int | None:
-    """Number of the model's version with these weights; None if there is none."""
+    """Find the number of the version with these weights; None if there is none."""
     found = find_model_versions(client, name)
     numbers = [int(v.version) for v in found if v.tags.get(WEIGHTS_TAG) == weights_fingerprint]
     return max(numbers, default=None)
 
 
 def _find_logged_model(client: Any, experiment_id: str, weights_fingerprint: str) -> str | None:
-    """Completely uploaded, unregistered model with these weights, left by a killed process."""
+    """Find a completely uploaded model with these weights that a killed process left
+    unregistered.
+    """
     models = client.search_logged_models(
         [experiment_id], filter_string=f"tags.`{WEIGHTS_TAG}` = {quoted(weights_fingerprint)}"
     )
@@ -195,7 +195,7 @@ def _log_model(
     global_step: int,
     complete: Callable[[Path], object],
 ) -> str:
-    """Log a new model with folder and code; its id.
+    """Upload a new model with its folder and code to MLflow, and return its id.
 
     Through the client and not through `mlflow.pyfunc.log_model`, which works on the process's
     global tracking address and active run, and ends that run.
@@ -220,7 +220,9 @@ def _log_model(
 
 
 def _code(own: FolderFormat | None) -> list[str]:
-    """Folders of the code that travels with a model: this package's, and extras of its format."""
+    """Folders of the code that is stored with a model: this package, and the extra that reads its
+    format.
+    """
     package = Path(__file__).parents[1]
     top = "" if own is None else own.load.__module__.partition(".")[0]
     return [str(package), *([str(package.with_name(top))] if top in COMPANIONS else [])]
@@ -269,7 +271,7 @@ def _save_pyfunc(
 
 
 def _signature() -> Any:
-    """MLflow signature of OpenAI's embeddings request and response, with role and instruction."""
+    """MLflow signature for OpenAI's embeddings request and response, with role and instruction."""
     from mlflow.models import ModelSignature
     from mlflow.types.llm import EMBEDDING_MODEL_OUTPUT_SCHEMA
     from mlflow.types.schema import AnyType, ColSpec, Schema
@@ -294,7 +296,7 @@ def _signature() -> Any:
 def _make_version(
     client: Any, tracker: Tracker, name: str, model_id: str, tags: Mapping[str, str]
 ) -> int:
-    """Create a version of the logged model; its number."""
+    """Create a version of the uploaded model, and return its number."""
     from mlflow.exceptions import MlflowException
 
     try:

@@ -1,4 +1,4 @@
-"""Versions in MLflow's registry by reference: metadata, scores, folder."""
+"""Access versions in MLflow's registry by reference: metadata, scores, folder."""
 
 import hashlib
 import logging
@@ -42,7 +42,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ModelReference:
-    """Version of a registered model, by number or alias."""
+    """Reference to a version of a registered model, by number or alias."""
 
     name: str
     number: int | None
@@ -66,7 +66,7 @@ def parse_reference(reference: str) -> ModelReference:
 
 
 def connect(tracking_uri: str, *, made: bool = True) -> Any:
-    """MLflow client of a reachable store.
+    """Open an MLflow client for the registry, after checking that the store is reachable.
 
     Args:
         tracking_uri: as `resolve_tracking_uri` gives it.
@@ -86,7 +86,7 @@ def connect(tracking_uri: str, *, made: bool = True) -> Any:
 
 
 def get_version(client: Any, reference: ModelReference) -> Any:
-    """MLflow's `ModelVersion` of the reference.
+    """Look up the `ModelVersion` of a reference in MLflow.
 
     Raises:
         ArtifactError: no such model, version or alias; the message tells what there is.
@@ -129,7 +129,8 @@ def pinned_reference(reference: str, tracking_uri: str | None) -> str:
 
 
 def find_folder(reference: str, tracking_uri: str | None) -> Path:
-    """The local folder of a model, registered or not: weights, tokenizer, settings; fetched once.
+    """Return the local folder of a model, registered or not; a registered one is downloaded
+    once.
 
     Args:
         tracking_uri: of the MLflow that has a registered one; None: that of `MLFLOW_TRACKING_URI`.
@@ -148,7 +149,7 @@ def find_folder(reference: str, tracking_uri: str | None) -> Path:
 
 
 def _find(asked: ModelReference, tracking_uri: str | None) -> tuple[Any, Any, str]:
-    """Client, version and address of the MLflow that has it."""
+    """Find the version in MLflow; return the client, the version and MLflow's address."""
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
         raise ConfigError(
@@ -162,7 +163,7 @@ def _find(asked: ModelReference, tracking_uri: str | None) -> tuple[Any, Any, st
 
 
 def weights_of(version: Any) -> str:
-    """Weights fingerprint of a version.
+    """Fingerprint of a version's weights, from its tags.
 
     Raises:
         ArtifactError: rayembed did not register it.
@@ -182,7 +183,7 @@ def weights_of(version: Any) -> str:
 
 
 def read_scores(client: Any, version: Any) -> tuple[TaskScore, ...]:
-    """Stored scores of a version; empty if there are none.
+    """Read the scores stored with a version; empty if there are none.
 
     Raises:
         ArtifactError: they cannot be read, or rayembed did not register the version.
@@ -200,7 +201,7 @@ def read_scores(client: Any, version: Any) -> tuple[TaskScore, ...]:
 def keep_scores(
     client: Any, version: Any, scores: Sequence[TaskScore], files: Path | None, *, step: int = 0
 ) -> tuple[TaskScore, ...]:
-    """Merge new scores into the version's stored scores, and return all.
+    """Merge new scores into the scores stored with the version, and return all.
 
     They become metrics `model/<task>`, `model/category/<category>` and `model/mean` (of own and
     general tasks `model/mean/own` and `model/mean/general`) of its run and of its logged model,
@@ -271,7 +272,8 @@ def download(client: Any, version: Any, *, tracking_uri: str) -> Path:
 
 
 def model_settings(client: Any, version: Any) -> dict[str, Any]:
-    """Metadata of the registered model: `name`, `dimensions`, `instruction_template`.
+    """Read the registered model's `name`, `dimensions` and `instruction_template` from its MLmodel
+    file.
 
     Raises:
         ArtifactError: it is no model that rayembed registered.
@@ -283,7 +285,7 @@ def model_settings(client: Any, version: Any) -> dict[str, Any]:
 
 
 def _artifacts(client: Any, version: Any) -> Any:
-    """MLflow's artifact repository of a version's model."""
+    """Artifact repository of MLflow that holds a version's model."""
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     source = client.get_model_version_download_uri(version.name, str(version.version))
@@ -294,7 +296,7 @@ def _artifacts(client: Any, version: Any) -> Any:
 
 
 def _model_folder(description: Path, version: Any) -> str:
-    """Exported folder within an MLflow model, from its `MLmodel` file."""
+    """Path of the exported folder within an MLflow model, from its `MLmodel` file."""
     found = _function(description, version).get("artifacts") or {}
     try:
         return str(found["model"]["path"])

@@ -1,4 +1,6 @@
-"""Ownership of a run's folder: a run resumes under its name, a different run is refused."""
+"""Bind a run's folder to its settings: the same run resumes in it, a different run of that name is
+refused.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +20,7 @@ _SHOWN = 3
 def refuse_other_run(
     name: str, fingerprint: str, found: str | None, where: str, differing: Sequence[str] = ()
 ) -> None:
-    """Raise if the folder's fingerprint `found` differs from the run's.
+    """Raise if the fingerprint recorded in a folder differs from the run's.
 
     Args:
         found: the fingerprint of what stands there under that name; None: it has none.
@@ -47,14 +49,15 @@ def _told(differing: Sequence[str]) -> str:
 
 
 def differing_settings(run: NamedRun, former: NamedRun) -> list[str]:
-    """Settings of the identity that differ, as `path is former, here new`."""
+    """List the identity settings that differ, as `path is former, here new`."""
     new, old = (flatten(one.identity(), by_name=True) for one in (run, former))
     paths = sorted(path for path in new.keys() | old.keys() if new.get(path) != old.get(path))
     return [f"{path} is {old.get(path)!r}, here {new.get(path)!r}" for path in paths]
 
 
 def flatten(values: Any, prefix: str = "", *, by_name: bool = False) -> dict[str, Any]:
-    """Nested settings flattened to `stages.0.batch.global_pairs`; None and empty groups remain.
+    """Flatten nested settings to paths such as `stages.0.batch.global_pairs`; None and empty groups
+    are kept.
 
     Args:
         by_name: whether members of a list go by their `name`, as `--set` has them.
@@ -72,7 +75,8 @@ def flatten(values: Any, prefix: str = "", *, by_name: bool = False) -> dict[str
 
 
 def check_run_folder(folder: str | Path, run: NamedRun, *, place: str | None = None) -> bool:
-    """Whether the run would resume in the folder (True) or start there (False); writes nothing.
+    """Return whether the run would resume in the folder (True) or start there (False), without
+    writing.
 
     Args:
         place: where the folder's files come from, for messages; None: the folder itself.
@@ -97,7 +101,8 @@ def check_run_folder(folder: str | Path, run: NamedRun, *, place: str | None = N
 
 
 def claim_run_folder(folder: str | Path, run: NamedRun) -> bool:
-    """Claim the folder; whether the run resumes (True) or starts (False) there.
+    """Write the run's settings into the folder; return whether the run resumes there (True) or
+    starts (False).
 
     The resolved run is written as `run.yaml`; where the run goes on it takes the place of the
     former one, because its placement may have changed.

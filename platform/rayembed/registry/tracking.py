@@ -1,4 +1,4 @@
-"""MLflow tracking of a run: a single writer mirrors local files to MLflow whenever it is reachable.
+"""Track a run in MLflow: one process sends local data whenever MLflow is reachable.
 
 Metrics stand in the metrics log; scores, files, tags and the final status in an outbox. Both are
 kept in the run's folder, so that a server that dies midway costs nothing: training goes on, and
@@ -64,7 +64,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Tracker:
-    """One MLflow run, written by this process only. Made by `open`, `open_for_run` or `reopen`.
+    """Writer of one MLflow run, the only one. Made by `open`, `open_for_run` or `reopen`.
 
     As a context manager it closes the run at the end of the block: as `status` says, or as failed
     or killed where an error or an interrupt ends the block. Raises as `close`.
@@ -119,7 +119,7 @@ class Tracker:
         note: str = "",
         storage: str = "",
     ) -> "Tracker":
-        """Run with this name and fingerprint, continued if it exists.
+        """Open the MLflow run with this name and fingerprint, or create it.
 
         Args:
             tracking_uri: as `resolve_tracking_uri` gives it.
@@ -165,7 +165,9 @@ class Tracker:
     def open_for_run(
         cls, run: NamedRun, tracking_uri: str, folder: str | Path, tags: Mapping[str, str]
     ) -> "Tracker":
-        """Call `open` for a run: identity as params, placement as tags. Raises as `open`."""
+        """Open a run's MLflow run: its identity becomes params, its placement tags. Raises as
+        `open`.
+        """
         storage = run.placement.storage_path
         placement = published_values(run.placement, storage)
         return cls.open(
@@ -183,7 +185,7 @@ class Tracker:
 
     @classmethod
     def reopen(cls, folder: str | Path, *, tracking_uri: str | None = None) -> "Tracker":
-        """Reopen the MLflow run of a run's folder, to send pending data.
+        """Open the MLflow run of an existing run's folder, to send pending data.
 
         Args:
             tracking_uri: where the same MLflow is now; None: where it was.
@@ -205,7 +207,7 @@ class Tracker:
         return cls(Path(folder), state)
 
     def start_forwarding(self, log: MetricsLog, every_seconds: float = 15.0) -> None:
-        """Forward in a background thread until `close`; warns once if MLflow is unreachable."""
+        """Send data from a background thread until `close`; warn once if MLflow is unreachable."""
         assert self._thread is None, "forwarding was started before"
         self._log = log
         self._thread = threading.Thread(
@@ -214,7 +216,7 @@ class Tracker:
         self._thread.start()
 
     def log_resolved_run(self, text: str) -> None:
-        """Log the run's YAML as artifact `run.yaml`."""
+        """Log the run's settings as the artifact `run.yaml`."""
         self._tell({"kind": "text", "text": text, "name": "run.yaml"})
 
     def log_scores(self, name: str, scores: Mapping[str, float], global_step: int) -> None:
@@ -249,7 +251,7 @@ class Tracker:
         self._tell({"kind": "file", "path": str(place), "folder": artifact_folder})
 
     def log_provenance(self, provenance: Mapping[str, Any]) -> None:
-        """Log `collect_provenance`'s values as `provenance.json`, with the commit as tags."""
+        """Log the result of `collect_provenance` as `provenance.json`, and the commit as tags."""
         told = without_places(provenance, self._storage)
         text = json.dumps(told, indent=2, ensure_ascii=False)
         self._tell({"kind": "text", "text": text, "name": "provenance.json"})
@@ -265,8 +267,8 @@ class Tracker:
         self._tell({"kind": "tags", "tags": without_places(tags, self._storage)})
 
     def close(self, status: Status) -> bool:
-        """End the run, and return whether MLflow has all data; otherwise warn where the rest is and
-        how to send it.
+        """End the run; return whether MLflow has all data, and warn how to send the rest if
+        not.
 
         Raises:
             ArtifactError: the run's files cannot be written or read. Of a failed run this is only
@@ -294,7 +296,7 @@ class Tracker:
         return True
 
     def send_all(self, log: MetricsLog | None, *, to_the_end: bool = True) -> int:
-        """Send all pending data, the last step included; the number of steps sent.
+        """Send all pending data, including the last step; return the number of steps sent.
 
         Steps already in MLflow are skipped.
 
@@ -311,7 +313,7 @@ class Tracker:
         return sent
 
     def _take_over(self, state: Mapping[str, Any]) -> None:
-        """Link folder and MLflow run, send leftovers of an earlier process, set RUNNING."""
+        """Record the MLflow run in the folder, send an earlier process's data, set RUNNING."""
         path = self.folder / TRACKING_FILE
         if path.exists():
             former = json.loads(path.read_text(encoding="utf-8"))
@@ -324,7 +326,7 @@ class Tracker:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Serialise requests; a dead server is detected by a probe instead of retries."""
+        """Allow one request at a time, after a probe that saves retries if the server is down."""
         if not self._lock.acquire(timeout=BUSY_SECONDS):
             raise TrackingError(f"a request to {self.tracking_uri} has hung for {BUSY_SECONDS} s")
         try:
@@ -360,9 +362,7 @@ class Tracker:
             _logger.info("MLflow at %s is reachable again and has all data", self.tracking_uri)
 
     def _set_away(self, away: bool) -> bool:
-        """Note whether the server is away, and say whether it was: the training's thread and that
-        which sends metrics find out at the same time, and one of them tells.
-        """
+        """Record whether the server is away; return the former state."""
         with self._away_lock:
             before, self._away = self._away, away
         return before
@@ -407,7 +407,7 @@ class Tracker:
 
 
 def send_metrics(folder: str | Path, *, tracking_uri: str | None = None) -> int:
-    """Send all pending data of a run's folder to MLflow; the number of steps sent.
+    """Send all pending data of a run's folder to MLflow; return the number of steps sent.
 
     Raises:
         ArtifactError: the folder is not that of a tracked run.

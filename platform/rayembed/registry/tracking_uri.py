@@ -1,4 +1,4 @@
-"""MLflow address of a run, and a check that it is reachable."""
+"""Determine a run's MLflow address, and check that it is reachable."""
 
 import errno
 import os
@@ -28,7 +28,8 @@ _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
 
 def resolve_tracking_uri(uri: str | None, storage_path: str, *, make_folder: bool = True) -> str:
-    """MLflow address that is valid in every process of this machine.
+    """Return the run's MLflow address in a form that is valid in every process of this
+    machine.
 
     None is a SQLite file in the storage path. The path of a SQLite file is made absolute, because
     MLflow takes it from each process's working directory.
@@ -92,7 +93,7 @@ def reachable_tracking_uri(uri: str | None, storage_path: str) -> str:
 
 
 def sqlite_uri(path: Path, scheme: str = "sqlite") -> str:
-    """SQLite address of a file, whose path may hold any character.
+    """Build the SQLite address of a file, whose path may hold any character.
 
     SQLAlchemy reads `%` as the beginning of an escape and `?` as the end of the path. MLflow makes
     the folder of a `sqlite:` address as it is written, escapes and all, so such a path has the
@@ -105,14 +106,15 @@ def sqlite_uri(path: Path, scheme: str = "sqlite") -> str:
 
 
 def sqlite_path(uri: str) -> Path | None:
-    """Absolute path of a SQLite address; None for other stores and in-memory databases."""
+    """Absolute file path of a SQLite address; None for other stores and in-memory databases."""
     match = re.fullmatch(r"sqlite(?:\+\w+)?:///([^?]+)(?:\?.*)?", uri)
     return Path(unquote(match[1])).absolute() if match and match[1] != ":memory:" else None
 
 
 @contextmanager
 def database_lock(path: Path) -> Iterator[None]:
-    """Context manager that lets one process at a time create or upgrade a SQLite file's tables.
+    """Context manager that holds a lock, so that only one process at a time creates or upgrades a
+    SQLite file's tables.
 
     MLflow does so at its first use, and two at once break them. Where no lock can lie beside the
     file, nobody can write the file either.
@@ -153,7 +155,9 @@ def check_tables(path: Path) -> None:
 
 
 def half_made(path: Path, seen: str) -> TrackingError:
-    """Error for a SQLite file whose tables cannot be created or upgraded."""
+    """Build the error for a SQLite file whose tables are incomplete, because a process was stopped
+    while changing them.
+    """
     runs = _first(path, "select count(*) from runs where lifecycle_stage is not null")
     held = "no runs" if not runs else f"{runs} runs"
     kept = "" if not runs else ", put back a copy from before, if there is one"
@@ -166,13 +170,15 @@ def half_made(path: Path, seen: str) -> TrackingError:
 
 
 def _unfinished(path: Path) -> str | None:
-    """Table that a change which was broken off left in a SQLite file; None without one."""
+    """Name of a temporary table that an interrupted upgrade left in a SQLite file; None without
+    one.
+    """
     query = "select name from sqlite_master where name like '\\_alembic\\_tmp\\_%' escape '\\'"
     return None if (name := _first(path, query)) is None else str(name)
 
 
 def _first(path: Path, query: str) -> Any:
-    """First value of a query; None without a row, a table or a file.
+    """First value of a query's result; None without a row, a table or a file.
 
     Raises:
         TrackingError: the file is no database.
@@ -193,12 +199,12 @@ def _first(path: Path, query: str) -> Any:
 
 
 def limit_retries() -> None:
-    """Limit MLflow's retries, unless the user's environment sets them."""
+    """Limit the number of MLflow's retries, unless environment variables already set it."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", MAX_RETRIES)
 
 
 def check_reachable(uri: str) -> None:
-    """Check that a server answers within a few seconds, and that a SQLite file is whole.
+    """Check that a server answers within a few seconds, or that a SQLite file is intact.
 
     Raises:
         TrackingError: no answer, the answer of a gateway whose server is away, or tables that were

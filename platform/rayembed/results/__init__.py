@@ -1,1 +1,1 @@
-"""Scores of models and mteb's result files that hold them."""
+"""Scores of models, and mteb's result files that store them."""

@@ -1,4 +1,4 @@
-"""Reader of mteb's result files: which models lie in a folder and what they scored.
+"""Read mteb's result files: which models a folder has results of, and their scores.
 
 The layout is mteb's: `<folder>/results/<org>__<model>/<revision>/<Task>.json`, here or in object
 storage.
@@ -39,7 +39,7 @@ truncated vectors or smaller contexts. Hub revisions are 40 digits."""
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """Facts about a task that its result file lacks."""
+    """Facts about a task that mteb's result file lacks."""
 
     category: str
     """mteb's task type: `Retrieval`, `Classification`, `STS`, …"""
@@ -55,17 +55,17 @@ Describe = Callable[[str], TaskFacts | None]
 
 
 def is_result(name: str) -> bool:
-    """Whether a file of that name may be a result; hidden files are ignored."""
+    """Whether a file of that name may be an mteb result; hidden files are ignored."""
     return name.endswith(".json") and not name.startswith(".") and name != _META
 
 
 def _results_in(folder: Path) -> list[Path]:
-    """Possible result files of one model revision."""
+    """List the possible result files of one model revision."""
     return sorted(path for path in folder.glob("*.json") if is_result(path.name))
 
 
 def read_results(folder: Path, describe: Describe) -> tuple[TaskScore, ...]:
-    """Scores in the folder of one model revision, by task name.
+    """Read the scores of one model revision from its folder, sorted by task.
 
     Args:
         describe: is asked for tasks of which the folder itself says nothing.
@@ -88,7 +88,9 @@ Description = tuple[TaskFacts, Mapping[str, str]]
 
 
 def described_in(folder: str) -> Mapping[str, Description]:
-    """Task → what an evaluation wrote about it beside its results; empty of others' results."""
+    """Map tasks to the facts and settings that rayembed stored beside their results; empty for
+    results from elsewhere.
+    """
     address = join(folder, CONDITIONS_FILE)
     if not exists(address):
         return {}
@@ -168,20 +170,20 @@ def _task_result(address: str) -> Any:
 
 
 def _number(entry: Mapping[str, Any]) -> float:
-    """The main score; NaN of a collapsed model, and where an old file has none."""
+    """Main score of a result entry; NaN if the model collapsed or an old file has no score."""
     score = entry["main_score"]
     return float(score) if isinstance(score, int | float) else math.nan
 
 
 def _in_utc(date: datetime | None) -> datetime | None:
-    """The date with a time zone, so that dates of any two files can be compared."""
+    """Convert a date to UTC, so that dates from any two files can be compared."""
     if date is None:
         return None
     return date.replace(tzinfo=UTC) if date.tzinfo is None else date.astimezone(UTC)
 
 
 def _means(entries: list[Any]) -> dict[str, float]:
-    """Means of the metrics that all parts have."""
+    """Mean of each metric over the given entries, for metrics that all entries have."""
     names = set.intersection(*(set(entry) for entry in entries)) - {"main_score"}
     found = {}
     for name in sorted(names):
@@ -192,7 +194,7 @@ def _means(entries: list[Any]) -> dict[str, float]:
 
 
 def find_results(place: Path, weights_fingerprint: str, *, trusted: bool = False) -> Path:
-    """Folder of one model revision within a results folder.
+    """Find the folder of one model revision within a results folder.
 
     Args:
         place: a results folder in mteb's layout, `results/<org>__<model>/<revision>/<Task>.json`,
@@ -231,7 +233,8 @@ def find_results(place: Path, weights_fingerprint: str, *, trusted: bool = False
 
 
 def _check_weights(folder: Path, weights_fingerprint: str, *, trusted: bool) -> None:
-    """Check that the folder's scores belong to these weights, or state none.
+    """Raise if the folder's scores belong to other weights, or name none and are not
+    trusted.
 
     Raises:
         ArtifactError: it names other weights, or none.

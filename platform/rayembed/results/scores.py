@@ -1,4 +1,4 @@
-"""Scores of a model by task, with their test data, and means over tasks."""
+"""Scores of a model by task, with keys of their test data, and means over tasks."""
 
 import json
 import math
@@ -67,16 +67,18 @@ class TaskScore:
 
     @property
     def finite_scores(self) -> dict[Place, float]:
-        """Split and subset → their main score, where it is a number."""
+        """Map (split, subset) to the main score, where that is finite."""
         return {place: score for place, score in self.scores.items() if not math.isnan(score)}
 
     @property
     def measured_on(self) -> tuple[str, str, tuple[str, ...]]:
-        """Key of the test data; scores with equal keys are comparable."""
+        """Key of the test data: task, data revision and parts; only scores with equal keys are
+        comparable.
+        """
         return self.task, self.dataset_revision, self.parts
 
     def differences(self, other: "TaskScore") -> dict[str, tuple[str, str]]:
-        """Setting → its values in both scores, where they were measured differently.
+        """Map evaluation settings that differ between two scores to both values.
 
         Prompts are one setting, `prompts`; where one score records nothing it is `conditions`.
         """
@@ -93,7 +95,7 @@ class TaskScore:
 
 
 def by_category(scores: Iterable[TaskScore]) -> dict[str, list[TaskScore]]:
-    """Category → its scores, sorted by name."""
+    """Group scores by task category, sorted by name."""
     groups: dict[str, list[TaskScore]] = {}
     for score in scores:
         groups.setdefault(score.category, []).append(score)
@@ -101,7 +103,8 @@ def by_category(scores: Iterable[TaskScore]) -> dict[str, list[TaskScore]]:
 
 
 def means(tasks: Iterable[str], own: Collection[str]) -> dict[str, list[str]]:
-    """Name of a mean → its tasks: own and general ones apart where there are both.
+    """Map names of means to their tasks: separate means for own and general tasks if there are
+    both.
 
     Args:
         own: names of own tasks, others among them.
@@ -115,20 +118,20 @@ def means(tasks: Iterable[str], own: Collection[str]) -> dict[str, list[str]]:
 
 
 def by_kind(scores: Sequence[TaskScore]) -> dict[str, list[TaskScore]]:
-    """Name of a mean → its scores, as `means`."""
+    """Map names of means to their scores; see `means`."""
     by_task = {score.task: score for score in scores}
     found = means(by_task, {score.task for score in scores if score.is_own})
     return {name: [by_task[task] for task in tasks] for name, tasks in found.items()}
 
 
 def mean(scores: Iterable[TaskScore]) -> float:
-    """Mean main score over all tasks; NaN without tasks."""
+    """Mean of the main scores of all tasks; NaN without tasks."""
     values = [score.value for score in scores]
     return sum(values) / len(values) if values else math.nan
 
 
 def to_json(scores: Iterable[TaskScore]) -> str:
-    """JSON text of the scores, for `from_json`."""
+    """Serialise scores as JSON text."""
     rows = [
         {
             **{name: v for name, v in asdict(score).items() if name not in ("queries", "cost")},
@@ -141,7 +144,7 @@ def to_json(scores: Iterable[TaskScore]) -> str:
 
 
 def from_json(text: str) -> tuple[TaskScore, ...]:
-    """Scores from a text written by `to_json`.
+    """Read scores from JSON text written by `to_json`.
 
     Raises:
         ArtifactError: something else.

@@ -1,1 +1,3 @@
-"""Checks before a run starts, grouped by what they need: files, the network, a model."""
+"""Checks before a run starts, one module for each thing that they need: files, the network, a
+model.
+"""

@@ -1,4 +1,4 @@
-"""Checks of a run that need nothing but this machine: names, files, models, free resources.
+"""Check a run with what this machine has: names, files, models, free CPUs and GPUs.
 
 Imports neither torch nor transformers, mteb or Ray, so that a misspelt path is told in a second.
 What takes a download, or the model itself, is checked by `pipeline.checks`.
@@ -43,7 +43,9 @@ from rayembed.training.memory.capacity import Node, check_capacity
 
 @dataclass
 class AtHand:
-    """Result of the checks on this machine."""
+    """Findings of the checks on this machine: problems, warnings, missing files, numbers of
+    rows.
+    """
 
     run: Run
     """The run after `data.epochs.resolve`, unless resolving it is among the problems."""
@@ -60,14 +62,14 @@ class AtHand:
     """Problems that do not stop the run."""
 
     def expected_records(self, stage: StageConfig) -> int | None:
-        """Approximate number of records that the stage trains on; None if unknown."""
+        """Estimate the number of records that the stage trains on; None if unknown."""
         heads = [self.heads.get(name) for name in stage.datasets]
         known = [None if head is None else head.trained_records for head in heads]
         return None if None in known else sum(count or 0 for count in known)
 
 
 def check_at_hand(run: Run, expected: ExpectedRecords = expected_records) -> AtHand:
-    """Check everything that the run names and this machine has; raise on any problem.
+    """Check everything that this machine can check of a run; raise on any problem.
 
     Args:
         expected: gives the steps of stages with `epochs`.
@@ -83,7 +85,9 @@ def check_at_hand(run: Run, expected: ExpectedRecords = expected_records) -> AtH
 
 
 def look_at(run: Run, expected: ExpectedRecords = expected_records) -> AtHand:
-    """Check everything that the run names and this machine has, and return the findings."""
+    """Check everything that this machine can check of a run, and return the findings without
+    raising.
+    """
     found = AtHand(run, warnings=idle_clusters(run))
 
     def settle() -> None:
@@ -158,7 +162,9 @@ def _look_at_source(run: Run, dataset: DatasetConfig, found: AtHand) -> None:
 
 
 def _not_here(dataset: DatasetConfig) -> str | None:
-    """Why the files of relative paths are not here; None: they are."""
+    """Explain which relative path of a data set does not exist on this machine; None if all
+    exist.
+    """
     for setting, path in dataset.source.paths.items():
         if (
             "*" not in path
@@ -188,7 +194,7 @@ def _check_other_source(run: Run, dataset: DatasetConfig) -> None:
 
 
 def _check_rows(stage: StageConfig, found: AtHand) -> None:
-    """Raise where a stage's data sets cannot fill a batch."""
+    """Raise if a stage's data sets have too few records to fill a batch."""
     pairs, setting = stage.batch.global_pairs, f"stages.{stage.name}.batch.global_pairs"
     most = {name: _most(found.heads[name]) for name in stage.datasets if name in found.heads}
     known = {name: rows for name, rows in most.items() if rows is not None}
@@ -218,7 +224,7 @@ def _check_rows(stage: StageConfig, found: AtHand) -> None:
 
 
 def _most(head: Head) -> int | None:
-    """Most records of a data set in training; None: not known."""
+    """Maximum number of records that a data set gives to training; None if unknown."""
     drawn = head.dataset.num_samples
     counts = [count for count in (head.most_records, drawn) if count is not None]
     return min(counts, default=None)
@@ -229,7 +235,7 @@ def _counts(rows: Mapping[str, int]) -> str:
 
 
 def models_of(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield setting and reference of every model that the run loads."""
+    """Yield (setting, reference) for every model that the run loads."""
     for name, reference in run.model.parts.items():
         yield f"model.{name}.path", reference
     for dataset in run.used_datasets:
@@ -250,7 +256,7 @@ def models_of(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _check_model(setting: str, reference: str) -> None:
-    """Raise if a model's reference cannot be read or leads to no model."""
+    """Raise if a model's reference is malformed or its local folder holds no model."""
     _check_form(setting, reference)
     if "://" in reference:
         return
@@ -263,7 +269,7 @@ def _check_model(setting: str, reference: str) -> None:
 
 
 def _check_form(setting: str, reference: str) -> None:
-    """Raise where a reference is not of the form of its scheme."""
+    """Raise if an `hf://` or `pypi://` reference is malformed."""
     read = {"hf": parse_hub_reference, "pypi": parse_package_reference}
     scheme = reference.partition("://")[0]
     if "://" in reference and scheme in read and "*" not in reference:
@@ -274,7 +280,7 @@ def _check_form(setting: str, reference: str) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raise where a model's folder has broken settings or no weights."""
+    """Raise if a model's folder has unreadable settings or no weights."""
     for path in folder.glob("*.json"):
         if path.name in ("config.json", "modules.json", "rayembed.json"):
             try:
@@ -294,7 +300,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _check_sets(run: Run) -> None:
-    """Raise where files of an own set are not there."""
+    """Raise if files of an own evaluation set do not exist."""
     places = [
         (f"evaluation.own_sets.{own.name}", own.path, own.split)
         for own in run.scores.own_sets
@@ -313,7 +319,9 @@ def _check_sets(run: Run) -> None:
 
 
 def _check_storage(path: str) -> None:
-    """Raise where a folder of this machine cannot be made or written; makes nothing."""
+    """Raise if a storage folder on this machine cannot be created or written; nothing is
+    created.
+    """
     if "://" in path:
         return
     place = Path(path).absolute()
@@ -336,7 +344,7 @@ _USUAL: tuple[tuple[str, str, float, float], ...] = (
 
 
 def unusual(run: Run) -> list[str]:
-    """Warnings about values that are allowed but rarely intended."""
+    """Warn about values of settings that are allowed but rarely intended."""
     found = []
     for stage in run.stages:
         for path, usual, low, high in _USUAL:
@@ -357,7 +365,9 @@ def unusual(run: Run) -> list[str]:
 
 
 def _check_number_types(run: Run) -> None:
-    """Raise where the run is refused in a number type that its workers may choose."""
+    """Raise if the settings contradict a number type that `model.backbone.dtype=auto` may
+    choose.
+    """
     if run.model.backbone.dtype != "auto":
         return
     for dtype in ("bfloat16", "float32"):
@@ -371,7 +381,7 @@ def _check_number_types(run: Run) -> None:
 
 
 def check_room(placement: Placement) -> None:
-    """Raise if the run's workers run on this machine alone and do not fit.
+    """Raise if all workers must run on this machine and need more CPUs or GPUs than it has.
 
     Raises:
         PlacementError: as `check_capacity`.
@@ -390,7 +400,7 @@ def _this_machine() -> Node:
 
 
 def _num_gpus() -> int:
-    """GPUs of this machine without asking torch, rather too many than too few."""
+    """Count this machine's GPUs without importing torch; the count may be too high, not too low."""
     if any(Path(name).exists() for name in ("/dev/dxg", "/dev/kfd")):  # WSL, AMD
         return 1 << 10
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -1,4 +1,4 @@
-"""Checks of a run's assets, in the driver before data is prepared.
+"""Check a run's models, instructions and tasks in the driver, before data is prepared.
 
 A mistake that only a worker could find would be told after hours of preparation.
 """
@@ -48,7 +48,8 @@ _SHOWN_CHARACTERS = 80
 
 
 def check_inputs(run: Run) -> PromptTokenizer:
-    """Check and fetch every asset of the run, and return its tokenizer.
+    """Fetch and check every model and file that the run names, and return the model's
+    tokenizer.
 
     Models are opened without their weights.
 
@@ -95,7 +96,7 @@ def check_inputs(run: Run) -> PromptTokenizer:
 
 
 def _tasks(run: Run) -> list[Any]:
-    """The tasks that the run is scored on, after the samples' files were fetched.
+    """Load the tasks that the run is scored on, without their data.
 
     Raises:
         AssetError: they cannot be; of the guard's general tasks the message says how to do without.
@@ -113,7 +114,7 @@ def _tasks(run: Run) -> list[Any]:
 
 
 def check_prompts(tokenizer: PromptTokenizer, tasks: Sequence[Any], prompts: ModelPrompts) -> None:
-    """Check that the prompts of every task leave room for a text.
+    """Check that the prompts of every task leave room for a text within the maximum length.
 
     Raises:
         ConfigError: it does not, for a task of which the settings name no instruction.
@@ -142,7 +143,8 @@ def check_widths(run: Run, width: int) -> None:
 
 
 def check_precisions(run: Run) -> None:
-    """Check that the number types that the run trains can be scored after it.
+    """Check that FAISS, which searches in binary vectors, is installed if the run trains such
+    vectors.
 
     Raises:
         ConfigError: FAISS is missing, which searches in bits.
@@ -152,14 +154,16 @@ def check_precisions(run: Run) -> None:
 
 
 def _teacher_widths(stage: StageConfig) -> tuple[int, ...]:
-    """Widths of the stage's teachers, after each was fetched and found to be loadable."""
+    """Fetch and check the stage's teachers, and return the widths of their vectors."""
     for place, teacher in enumerate(stage.teachers):
         _check_encoder(f"stages.{stage.name}.teachers.{place}.teacher", teacher.teacher)
     return tuple(saved_widths(resolve_model(teacher.teacher))[0] for teacher in stage.teachers)
 
 
 def _check_states(stage: StageConfig, model: TransformerModel) -> None:
-    """Return when the stage's teacher of hidden states, if it has one, fits the model."""
+    """Raise unless the stage's teacher of hidden states, if any, has layers that fit the
+    model's.
+    """
     if stage.hidden_states is not None:
         setting = f"stages.{stage.name}.hidden_states.teacher"
         _check_encoder(setting, stage.hidden_states.teacher)
@@ -173,7 +177,8 @@ def _check_states(stage: StageConfig, model: TransformerModel) -> None:
 
 
 def check_teachers(datasets: Iterable[DatasetConfig]) -> None:
-    """Fetch every teacher and judge of the data sets, and check that it can be loaded.
+    """Fetch every teacher and judge model of the data sets, and check that it can be
+    loaded.
 
     Raises:
         AssetError, ArtifactError: one is missing, corrupt or not supported.
@@ -197,7 +202,8 @@ def check_teachers(datasets: Iterable[DatasetConfig]) -> None:
 
 
 def check_instructions(run: Run, tokenizer: PromptTokenizer) -> None:
-    """Check that every instruction of the run's settings leaves room for a text.
+    """Check that every instruction in the run's settings leaves room for a text within the maximum
+    length.
 
     Raises:
         ConfigError: one does not; the message names it, its tokens, the room and what to set. Or
@@ -235,8 +241,8 @@ def _check_examples(run: Run, tokenizer: PromptTokenizer) -> None:
 
 
 def check_instructions_at_hand(run: Run, tokenizer: PromptTokenizer) -> None:
-    """Check that instructions in the rows of local files leave room for their queries; of large
-    files the first rows are read, and `check_row_instructions` reads all.
+    """Check that instructions in the first rows of local files leave room for their queries;
+    `check_row_instructions` later checks all rows.
 
     Raises:
         ConfigError: one does not.
@@ -250,7 +256,7 @@ def check_instructions_at_hand(run: Run, tokenizer: PromptTokenizer) -> None:
 
 
 def check_row_instructions(run: Run, plans: Mapping[str, str], tokenizer: PromptTokenizer) -> None:
-    """Check that every instruction in the rows leaves room for its query.
+    """Check that every instruction in the prepared rows leaves room for its query.
 
     Args:
         plans: stage name → folder of its batch plan.
@@ -273,7 +279,7 @@ def check_row_instructions(run: Run, plans: Mapping[str, str], tokenizer: Prompt
 
 
 def _instructions(run: Run) -> Iterator[tuple[str, str, Role]]:
-    """Setting, text and role of each instruction."""
+    """Yield (setting, text, role) for each instruction and prefix of the run."""
     for role in run.model.prefixes:
         yield f"model.{role}_prefix", "", role
     for dataset in run.data.datasets:

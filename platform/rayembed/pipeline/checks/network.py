@@ -1,5 +1,5 @@
-"""Quick network checks before anything starts: tracking server, hub models, language-model
-endpoints.
+"""Check quickly, before anything starts, that tracking server, hub models and language-model
+endpoints answer.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,8 @@ from rayembed.registry.tracking_uri import check_reachable
 
 
 def unreachable(run: Run) -> list[str]:
-    """List what the run needs over the network but is missing or does not answer within seconds.
+    """List what the run needs over the network and cannot get: it is missing or does not answer
+    within seconds.
 
     A tracking server has `tracking_uri.PROBE_SECONDS`, a model of the hub `hub.LOOK_SECONDS`; those
     of the hub that this machine has in its cache are not asked for.
@@ -40,7 +41,8 @@ def unreachable(run: Run) -> list[str]:
 
 
 def check_endpoints(datasets: Iterable[DatasetConfig], storage: str) -> None:
-    """Check the endpoints of all language models that write or judge rows of the data sets.
+    """Check that the endpoints of all language models that write or judge rows of the data sets
+    answer.
 
     Args:
         datasets: of which some may ask one.

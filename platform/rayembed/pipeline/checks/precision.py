@@ -1,4 +1,4 @@
-"""Choice of the number type for `model.backbone.dtype=auto`, by the hardware."""
+"""Choose the number type for `model.backbone.dtype=auto` from the hardware."""
 
 import logging
 from collections.abc import Callable
@@ -21,7 +21,8 @@ AnyRun = TypeVar("AnyRun", bound=NamedRun)
 
 
 def as_begun(run: AnyRun, folder: Path) -> AnyRun:
-    """Set the number type in the folder's `run.yaml`, if the run's setting is `auto`.
+    """Replace the number type `auto` by the one in the folder's `run.yaml`, so that a resumed run
+    keeps its type.
 
     So that it goes on in that type on another machine; a run that begins stays as it is.
     """
@@ -36,7 +37,8 @@ def as_begun(run: AnyRun, folder: Path) -> AnyRun:
 
 
 def run_settled(run: AnyRun, precision_of: PrecisionOf) -> AnyRun:
-    """Set the number type that the workers' nodes compute fast, and log it.
+    """Replace the number type `auto` by one that the workers' nodes compute fast, and log
+    it.
 
     One that names bfloat16 where these emulate it is warned of, with the measured factor.
 
@@ -54,7 +56,9 @@ def run_settled(run: AnyRun, precision_of: PrecisionOf) -> AnyRun:
 
 
 def say_dtype(asked: DtypeSetting, precision: Precision) -> None:
-    """Log the number type that `auto` selects, or warn of a slow configured one."""
+    """Log the number type chosen for `auto`, or warn that the configured one is slow on the
+    workers' nodes.
+    """
     if asked == "auto":
         logger.info("model.backbone.dtype auto is %s", precision)
     elif precision.dtype != asked:
@@ -66,7 +70,7 @@ def say_dtype(asked: DtypeSetting, precision: Precision) -> None:
 
 
 def with_dtype(run: AnyRun, dtype: DtypeSetting) -> AnyRun:
-    """Set the number type, if the run's setting is `auto`."""
+    """Replace the number type `auto` by the given one; other settings stay."""
     if run.model.backbone.dtype != "auto":
         return run
     backbone = changed(run.model.backbone, dtype=dtype)

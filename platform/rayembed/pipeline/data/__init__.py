@@ -1,1 +1,1 @@
-"""Data preparation jobs."""
+"""Jobs that prepare data."""

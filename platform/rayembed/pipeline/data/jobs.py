@@ -1,4 +1,4 @@
-"""Data jobs from their arguments to finished folders: prepare, mine, cluster."""
+"""Data jobs (prepare, mine, cluster), from their arguments to finished folders."""
 
 import argparse
 from collections.abc import Collection
@@ -24,14 +24,14 @@ OWN_PAIRS = "pairs"
 
 @dataclass(frozen=True)
 class DataRequest:
-    """The settings of a data job, and the names of the data sets that it prepares."""
+    """Settings of a data job, with the names of the data sets that it prepares."""
 
     run: DataRun
     names: tuple[str, ...]
 
 
 def data_job(until: str, example: str = "") -> Job[DataRequest]:
-    """Make the job that prepares data sets up to a step.
+    """Make the job that prepares data sets up to the given step, such as mining.
 
     Its reader refuses an unknown data set, and data sets of which none asks for the step.
 
@@ -58,7 +58,7 @@ def data_job(until: str, example: str = "") -> Job[DataRequest]:
 
 
 def _chosen(run: DataRun, names: str | None, until: str) -> tuple[str, ...]:
-    """The data sets to prepare: those that are named, or all that ask for the step."""
+    """Names of the data sets to prepare: the ones given, or all that configure the step."""
     known = {dataset.name: dataset for dataset in run.data.datasets}
     given = [name.strip() for name in names.split(",")] if names else list(known)
     for name in given:
@@ -79,12 +79,12 @@ def _chosen(run: DataRun, names: str | None, until: str) -> tuple[str, ...]:
 
 
 def _names() -> list[str]:
-    """Data recipes, and training recipes for their data part."""
+    """Names of the data recipes, and of training recipes, whose data part can be prepared."""
     return [*data_recipe_names(), *recipe_names()]
 
 
 def _base(recipe: str) -> DataRun:
-    """The data run of a recipe's name or of a YAML file; of training recipes their data part."""
+    """Return the data run for a recipe's name or a YAML file; of training runs, their data part."""
     names = _names()
 
     def get(name: str) -> DataRun:
@@ -130,7 +130,7 @@ run_cluster_job = data_job("clustered", "--recipe cde-quickstart")
 def do_steps(
     run: DataRun, names: Collection[str], until: str
 ) -> "dict[str, list[DatasetArtifact]]":
-    """Prepare the data sets, print a table of them, and return their finished folders.
+    """Prepare the data sets, print their table, and return the finished folders.
 
     Everything that a user can get wrong is checked before a worker starts.
 

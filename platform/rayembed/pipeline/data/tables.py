@@ -1,4 +1,4 @@
-"""Tables of the data jobs: planned steps, results, the catalogue of data sets."""
+"""Tables that data jobs print: planned steps, results, the catalogue of data sets."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import TextIO
@@ -16,7 +16,7 @@ from rayembed.recipes.data_recipes import DATA_RECIPES, data_recipe_names, get_d
 
 
 def print_data_run(run: DataRun, names: Collection[str], out: TextIO) -> None:
-    """Print a table of the data sets and the steps for each."""
+    """Print a table of the data sets with the steps planned for each."""
     rows = [
         [dataset.name, dataset.task, requested_rows(dataset), *_steps(dataset)]
         for dataset in run.data.datasets
@@ -28,7 +28,7 @@ def print_data_run(run: DataRun, names: Collection[str], out: TextIO) -> None:
 
 
 def print_prepared(run: DataRun, done: Mapping[str, Sequence[DatasetArtifact]]) -> None:
-    """Print each step's results and folders, and the command to run next."""
+    """Print the results and folders of each step, and the command to run next."""
     rows = []
     for name, folders in done.items():
         for prepared in folders:
@@ -66,7 +66,7 @@ def print_prepared(run: DataRun, done: Mapping[str, Sequence[DatasetArtifact]]) 
 
 
 def print_catalogue(out: TextIO) -> None:
-    """Write the data recipes and the data sets of the catalogue."""
+    """Print the data recipes, and the data sets of the catalogue."""
     recipes = []
     for name in data_recipe_names():
         datasets = get_data_recipe(name).data.datasets
@@ -87,7 +87,7 @@ def print_catalogue(out: TextIO) -> None:
 
 
 def requested_rows(dataset: DatasetConfig) -> str:
-    """Share or number of the records that are drawn, in words."""
+    """Describe how many records of a data set are sampled: `10%`, `5,000` or `all`."""
     if dataset.sample_share is not None:
         return f"{dataset.sample_share:.0%}"
     return "all" if dataset.num_samples is None else f"{dataset.num_samples:,}"

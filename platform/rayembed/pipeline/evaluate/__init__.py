@@ -1,1 +1,1 @@
-"""Evaluation of models, and the guard that chooses among them."""
+"""Evaluate models, and let the guard choose among a run's models."""

@@ -1,4 +1,4 @@
-"""An evaluation from its settings to result files, a table and MLflow."""
+"""Evaluate a model, from the settings to result files, a table and MLflow."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ RESULTS = "evaluation"
 
 @dataclass
 class EvaluationResult:
-    """Scores of an evaluation, and its failures."""
+    """Result of an evaluation: scores, failed tasks and where the files are."""
 
     run: EvaluationRun
     scored: ModelScores
@@ -44,7 +44,7 @@ class EvaluationResult:
 
     @property
     def failed(self) -> list[tuple[str, RayembedError]]:
-        """Tasks without a score, with the reason."""
+        """Tasks without a score, each with the error that prevented it."""
         further = (done for of_one in self.further.values() for done in of_one)
         return self.scored.failed + [(d.job.name, d.error) for d in further if d.error is not None]
 
@@ -156,7 +156,7 @@ def evaluated_model(
 
 
 def workers_of(run: EvaluationRun) -> Workers:
-    """Workers that the settings request."""
+    """Number and resources of the workers that the settings request."""
     placement = run.placement
     return Workers(
         number=placement.workers,
@@ -168,7 +168,7 @@ def workers_of(run: EvaluationRun) -> Workers:
 
 
 def further_jobs(run: EvaluationRun) -> dict[str, Sequence[Any]]:
-    """Jobs of the run's benchmarks that bring their own, by benchmark.
+    """Map benchmarks with their own evaluation jobs, such as AIR-Bench, to these jobs.
 
     Raises:
         ConfigError: one has nothing in the run's languages.

@@ -1,4 +1,4 @@
-"""General tasks of a guarded run, chosen by language and kind of its own data."""
+"""Choose the guard's general tasks by the language and kind of the user's own data."""
 
 import logging
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ _READ = 1000
 
 
 def with_fitting_tasks(run: Run, held_out: Sequence[HeldOutSet]) -> Run:
-    """Restrict the guard's general tasks to sampled tasks of the kind and in the language of the
-    run's own data, and log them; the run is unchanged if none fit.
+    """Restrict the guard's general tasks to sampled tasks of the same kind and language as the own
+    data; without fitting ones, change nothing.
 
     Sets that name a language stay as they are, as do sets of the user's own and mteb's tasks.
     """
@@ -58,8 +58,8 @@ def with_fitting_tasks(run: Run, held_out: Sequence[HeldOutSet]) -> Run:
 
 
 def other_language(run: Run, held_out: Sequence[HeldOutSet]) -> str:
-    """Note for a verdict whose general tasks are not in the language of the own data, or where that
-    language is unclear; else empty.
+    """Write a note if the general tasks' language differs from that of the own data, or the latter
+    is unclear; else empty.
 
     Args:
         run: that `with_fitting_tasks` gave.
@@ -79,7 +79,7 @@ def other_language(run: Run, held_out: Sequence[HeldOutSet]) -> str:
 
 
 def _own(run: Run, held_out: Sequence[HeldOutSet]) -> list[OwnSet]:
-    """Sets on the user's own data, held-out parts among them."""
+    """List the evaluation sets on the user's own data, including held-out parts."""
     evaluation = run.evaluation
     names = own_sets_of(evaluation.guard or GuardConfig(), evaluation)
     own = [one for one in evaluation.own_sets if one.name in names]
@@ -87,7 +87,7 @@ def _own(run: Run, held_out: Sequence[HeldOutSet]) -> list[OwnSet]:
 
 
 def _language(of_sample: OwnSet, own: Sequence[OwnSet]) -> str:
-    """Language of the own data, as the benchmark of a set detects it; empty if unclear."""
+    """Detect the language of the own data; empty if it is unclear."""
     benchmark = benchmark_of(of_sample.path)
     assert benchmark is not None
     return benchmark.language_of(text for one in own for text in first_texts(one, _READ))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def own_set(text: str) -> dict[str, str]:
-    """Settings of an own set from `name=folder`, or the folder alone, which then names it."""
+    """Parse `name=folder` into settings of an own set; a folder alone also gives the name."""
     name, equals, path = text.partition("=")
     if not equals:
         name, path = Path(text.rstrip("/")).absolute().resolve().name, text
@@ -36,7 +36,7 @@ def own_set(text: str) -> dict[str, str]:
 
 
 def score_options(benchmark: str) -> tuple[Option, ...]:
-    """Options that select the tasks of a score.
+    """Command-line options that select the tasks to score.
 
     Args:
         benchmark: help text of `--benchmark`.
@@ -98,7 +98,7 @@ def _show(run: EvaluationRun, context: JobContext) -> None:
 
 
 def check_task_names(scores: Scores) -> None:
-    """Check that the named benchmarks and tasks exist; mteb is not imported.
+    """Check that the named benchmarks and tasks exist, without importing mteb.
 
     Raises:
         ConfigError: one is not.
@@ -178,7 +178,7 @@ run_evaluation_job = Job(
 
 
 def track(evaluated: "EvaluationResult", tracking_uri: str) -> bool:
-    """Send an evaluation to MLflow, and return whether all of it arrived.
+    """Send an evaluation's results to MLflow, and return whether all of them arrived.
 
     The run of a model at its revision is one, however often and with whichever tasks it is scored:
     a score that MLflow has already makes no second point.

@@ -1,4 +1,4 @@
-"""Report of a finished evaluation."""
+"""Print the report of a finished evaluation."""
 
 import shlex
 from typing import TextIO
@@ -15,7 +15,7 @@ from rayembed.results.costs import cost_columns
 
 
 def benchmark_averages(evaluated: EvaluationResult) -> dict[str, dict[str, float]]:
-    """Averages by category and mean, for each of the run's mteb benchmarks.
+    """Compute the averages by category and the mean of each mteb benchmark in the run.
 
     Of MIRACL: the languages that are scored, then the means over all 18 and over 16 of them.
     """
@@ -39,7 +39,9 @@ def _by_language(benchmark: str, evaluated: EvaluationResult) -> dict[str, float
 
 
 def _scores_in(benchmark: str, evaluated: EvaluationResult) -> dict[str, float]:
-    """Score by task on the benchmark's own splits and subsets, as far as they were evaluated."""
+    """Score of each task on the benchmark's own splits and subsets, as far as they were
+    evaluated.
+    """
     tasks = {task.name: task for task in benchmark_tasks(benchmark)}
     found = {}
     for scoring in evaluated.scored.tasks:

@@ -1,4 +1,4 @@
-"""Variants of a model: make and score each, choose one, and tabulate all."""
+"""Make and score several variants of a model, choose one, and tabulate all."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Variant(Generic[Made]):
-    """One of several models that are compared."""
+    """One of several models to compare, with the function that makes it."""
 
     label: str
     """Label for readers; it is no key."""
@@ -36,7 +36,7 @@ class Variant(Generic[Made]):
 
 @dataclass(frozen=True)
 class Scored(Generic[Made]):
-    """A finished variant with its scores."""
+    """A variant after it was made, with its scores."""
 
     label: str
     made: Made
@@ -50,7 +50,7 @@ class Scored(Generic[Made]):
 
     @property
     def mean(self) -> float | None:
-        """Mean of the tasks' scores; None if there are none."""
+        """Mean of the tasks' scores; None without scores."""
         return fmean(self.scores.values()) if self.scores else None
 
 
@@ -92,7 +92,7 @@ def choose(
     near: Callable[[T, T], bool] = lambda best, other: False,
     cost: Callable[[T], float] = lambda candidate: 0.0,
 ) -> T:
-    """Choose the cheapest candidate among the best and those near it.
+    """Choose the cheapest candidate among the best one and all that count as equally good.
 
     Of equal costs the highest gain decides, of equal gains the order.
 
@@ -138,7 +138,8 @@ def report_tables(
     *,
     kept: Scored[Made] | None = None,
 ) -> list[Table]:
-    """Make the table of scored variants, and for several tasks a table of their scores.
+    """Make the table of scored variants, and another one of their task scores if there are several
+    tasks.
 
     The first variant is what the others are compared with.
 
@@ -160,7 +161,9 @@ def report_tables(
 
 
 def report_files(name: str, tables: Sequence[Table]) -> dict[str, bytes]:
-    """`NAME.md` with all tables and `NAME.csv` with the first, by their names."""
+    """Contents of the report's files by name: `NAME.md` with all tables, `NAME.csv` with the first
+    table.
+    """
     text = "\n".join(show(table, "markdown") for table in tables)
     return {f"{name}.md": text.encode(), f"{name}.csv": show(tables[0], "csv").encode()}
 

@@ -1,1 +1,1 @@
-"""Registration of a model."""
+"""Register models in MLflow, with scores and a model card."""

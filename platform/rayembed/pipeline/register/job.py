@@ -1,4 +1,4 @@
-"""Registry job: register, score, promote, roll back."""
+"""Registry job: register a model, store its scores, promote it or roll back."""
 
 import argparse
 import logging
@@ -38,7 +38,9 @@ def _work(asked: argparse.Namespace, _: JobContext) -> int:
 
 
 def _read(args: argparse.Namespace) -> argparse.Namespace:
-    """The arguments, checked, with the gates, the name and MLflow's address that they mean."""
+    """Check the arguments, and add the gates, the model's name and MLflow's address that follow
+    from them.
+    """
     gates = Gates(
         tuple(parse_requirement(text) for text in args.require),
         args.better_than,
@@ -87,7 +89,7 @@ def _check_combination(args: argparse.Namespace, gates: Gates) -> None:
 
 
 def _register(client: Any, asked: argparse.Namespace) -> int:
-    """Register the model, store its scores and promote it, after all checks."""
+    """Check the model, then register it, store its scores and promote it, as the arguments say."""
     from rayembed.pipeline.register.registration import (  # torch and mteb
         find_candidate,
         own_run,

@@ -1,4 +1,4 @@
-"""Known licences of a model's base and data."""
+"""Look up the known licences of a model's base and of its training data."""
 
 import logging
 from pathlib import Path
@@ -19,7 +19,8 @@ _logger = logging.getLogger(__name__)
 
 
 def base_licence(reference: str, folder: Path | None = None) -> str:
-    """Licence stated in a model's card; empty if there is no card or it states none.
+    """Licence stated in a base model's card; empty if it has no card or the card states
+    none.
 
     Args:
         reference: of the model; on the hub its card is fetched.
@@ -40,7 +41,7 @@ def base_licence(reference: str, folder: Path | None = None) -> str:
 
 
 def data_licences(run: Run) -> dict[str, str]:
-    """Licences of the run's data sets that the catalogue knows, by their names in the run."""
+    """Map names of the run's data sets to their licences, as far as the catalogue knows these."""
     found = {dataset.name: _data_licence(dataset) for dataset in run.data.datasets}
     return {name: licence for name, licence in found.items() if licence}
 
@@ -68,7 +69,7 @@ def _stated(card: Path) -> str:
 
 
 def task_facts(task: str) -> TaskFacts | None:
-    """Facts about the task; None if mteb has no such task."""
+    """Look up mteb's facts about a task: type, main score, data set; None for an unknown task."""
     import mteb
 
     try:

@@ -1,4 +1,4 @@
-"""Registration of a model: candidate, version, scores, card."""
+"""Register a model with MLflow: find it, create a version, store scores and card."""
 
 import json
 import logging
@@ -52,7 +52,7 @@ LICENCE_TAG = "rayembed.base_licence"
 
 @dataclass(frozen=True)
 class Training:
-    """Training of a model, as described on its card."""
+    """How a model was trained, as its card describes it."""
 
     run: Run
     provenance: Mapping[str, Any]
@@ -66,12 +66,12 @@ class Training:
 
     @property
     def global_step(self) -> int:
-        """Step of the run at which the kept model was taken; 0 for the start."""
+        """Training step of the kept model, counted over all stages; 0 for the untrained model."""
         return self.run.total_steps if self.share else 0
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the run as trained."""
+        """Fingerprint of the run's settings at the time of training."""
         return self.run.fingerprint if self.recorded is None else self.recorded[FINGERPRINT_TAG]
 
     def base_licence(self) -> str:
@@ -83,7 +83,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that is registered, or will be."""
+    """A model that is registered or about to be, with its scores."""
 
     reference: str
     folder: Path | None
@@ -102,14 +102,14 @@ class Candidate:
 
     @property
     def scores(self) -> tuple[TaskScore, ...]:
-        """Scores by task: stored ones, replaced by new ones."""
+        """All scores sorted by task; new scores replace stored ones."""
         merged = {score.task: score for score in (*self.kept_scores, *self.new_scores)}
         return tuple(merged[task] for task in sorted(merged))
 
 
 @dataclass(frozen=True)
 class RegisteredVersion:
-    """One version in MLflow's registry."""
+    """One version of a registered model in MLflow."""
 
     name: str
     version: int
@@ -134,7 +134,8 @@ def find_candidate(
     trusted: bool,
     tracking_uri: str,
 ) -> Candidate:
-    """Locate the model and check everything that its registration needs; change nothing.
+    """Find the model and check everything that its registration needs, without changing
+    anything.
 
     Args:
         name: of the registered model.
@@ -172,7 +173,7 @@ def register_trained(
     *,
     may_be_candidate: bool = True,
 ) -> RegisteredVersion:
-    """Register a run's model with card and scores, and return its version.
+    """Register a run's model with its card and scores, and return the version.
 
     Args:
         model: folder of the model in storage; it gets the card, too.
@@ -213,7 +214,9 @@ def register_trained(
 def _with_scores(
     client: Any, candidate: Candidate, name: str, results: Path | None, *, trusted: bool = False
 ) -> Candidate:
-    """The candidate with the scores of its version and those in `results`, found by its weights."""
+    """Add the stored scores of the candidate's version, and the ones in `results` for the same
+    weights.
+    """
     kept: tuple[TaskScore, ...] = ()
     if candidate.number is not None:
         reference = ModelReference(name, candidate.number, None)
@@ -226,7 +229,8 @@ def _with_scores(
 
 
 def check_registrable(folder: Path) -> None:
-    """Check that sentence-transformers can load the folder, as the registered model does.
+    """Check that sentence-transformers can load the folder, because the registered model
+    does so.
 
     Raises:
         ArtifactError: it is of another format, or needs code that it brings itself.
@@ -254,8 +258,8 @@ def put(
     may_be_candidate: bool = True,
     card_file: Path | None = None,
 ) -> RegisteredVersion:
-    """Write scores, card and, if scored, an alias to the candidate's version, which is created if
-    needed.
+    """Write scores and card to the candidate's version, created if needed; with scores it gets the
+    alias `candidate`.
 
     The one road into the registry, for training and for the registry job. A candidate that was
     interrupted here goes on where it stopped; one that is there stays. The alias `candidate` comes
@@ -333,9 +337,7 @@ def _with_proof(folder: Path) -> None:
 def own_run(
     candidate: Candidate, name: str, tracking_uri: str, experiment: str
 ) -> Iterator[Tracker]:
-    """Open an MLflow run for a model that was not trained here, named by the weights; closed at the
-    end.
-    """
+    """Open an MLflow run, named by the weights, for a model that rayembed did not train here."""
     shown = without_place(candidate.reference)
     with (
         tempfile.TemporaryDirectory(prefix="registration-") as scratch,
@@ -381,7 +383,7 @@ def _plain_card(candidate: Candidate, name: str, dimensions: int) -> str:
 
 
 def _training_of(client: Any, version: Any) -> Training | None:
-    """The training of a version, from its MLflow run; None: rayembed did not train it."""
+    """Read how a version was trained from its MLflow run; None if rayembed did not train it."""
     run_id = version.run_id
     run = training_run(client, run_id)
     if run is None:
@@ -394,8 +396,8 @@ def _training_of(client: Any, version: Any) -> Training | None:
 
 
 def training_run(client: Any, run_id: str) -> Run | None:
-    """Read the run that trained a version; None if rayembed did not train it, or a later rayembed
-    did.
+    """Read the settings of the run that trained a version; None if this rayembed cannot
+    read them.
     """
     text = _artifact(client, run_id, "run.yaml")
     if text is None:
@@ -411,7 +413,7 @@ def training_run(client: Any, run_id: str) -> Run | None:
 
 
 def _artifact(client: Any, run_id: str, name: str) -> str | None:
-    """The text of an artifact in the root of a run; None: it has none of that name."""
+    """Text of an artifact in the root folder of an MLflow run; None if it does not exist."""
     if not any(file.path == name for file in client.list_artifacts(run_id)):
         return None
     with tempfile.TemporaryDirectory(prefix="artifact-") as scratch:
@@ -419,7 +421,7 @@ def _artifact(client: Any, run_id: str, name: str) -> str | None:
 
 
 def _dimensions(folder: Path) -> tuple[int, ...]:
-    """Widths of the model's vectors, read without its weights if possible."""
+    """Widths to which the model's vectors can be cut, read without its weights if possible."""
     try:
         return saved_widths(folder)
     except ArtifactError:

@@ -1,1 +1,1 @@
-"""Training run from its settings to its report, and its runtime."""
+"""Run a training from its settings to its report, in one process or on Ray."""

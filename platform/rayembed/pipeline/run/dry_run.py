@@ -1,4 +1,4 @@
-"""Output of `--dry-run` and `--list`: the run as YAML, and tables of its requirements.
+"""Output of `--dry-run` and `--list`: the run as YAML, and tables of what it needs.
 
 What has to be counted for that, a model's size, memory and time, is a package's of the table
 `ESTIMATES`.
@@ -25,10 +25,12 @@ Runs = Sequence[NamedRun]
 
 
 class Estimates:
-    """Estimates of needs and time before a run starts; this base class estimates nothing."""
+    """Base class for estimates of a run's memory, disk and time; without an override nothing is
+    estimated.
+    """
 
     def needs(self, run: NamedRun) -> dict[str, str]:
-        """Rows of a dry run's table: sizes, memory, disk.
+        """Estimate sizes, memory and disk space of a run, as rows of a table.
 
         Raises:
             ConfigError, ArtifactError: the model cannot be built as configured.
@@ -52,12 +54,12 @@ ESTIMATES = NamedTable("rayembed.estimates", Estimates, "estimate of runs", {})
 
 
 def estimates() -> Estimates:
-    """Return the first member of the table, or the base class if it is empty."""
+    """Return the registered estimates, or the base class, which estimates nothing."""
     return next(iter(ESTIMATES.members().values()), Estimates())
 
 
 def print_dry_run(run: Run, found: AtHand, *, out: TextIO, tables: TextIO) -> None:
-    """Write the run as YAML to `out`, and its requirements and the files read to `tables`.
+    """Write the run as YAML to `out`, and tables of what it needs and reads to `tables`.
 
     They are apart so that `--dry-run > run.yaml` gives a file which `--recipe run.yaml` takes.
 
@@ -86,7 +88,7 @@ def print_dry_run(run: Run, found: AtHand, *, out: TextIO, tables: TextIO) -> No
 
 @dataclass(frozen=True)
 class StepLoad:
-    """Maximum texts and tokens that one step of a stage processes over all workers."""
+    """Maximum numbers of texts and tokens in one step of a stage, over all workers."""
 
     texts: int
     """Queries, positives and hard negatives; equal texts are encoded once."""
@@ -95,7 +97,7 @@ class StepLoad:
 
 
 def step_load(run: Run, stage: StageConfig) -> StepLoad:
-    """Maximum texts and tokens of one step; prompts and context are included."""
+    """Compute the maximum numbers of texts and tokens in one step, with prompts and context."""
     documents, pairs = 1 + stage.batch.num_negatives, stage.batch.global_pairs
     query = stage.query_max_length or run.model.query_max_length
     document = stage.document_max_length or run.model.document_max_length
@@ -107,7 +109,7 @@ def step_load(run: Run, stage: StageConfig) -> StepLoad:
 
 
 def machines(placement: Placement) -> str:
-    """Number of workers with their total CPUs and GPUs, as shown in a table."""
+    """Describe the number of workers with their total CPUs and GPUs, for a table."""
 
     def of_all(each: float) -> str:
         numbers = (placement.fewest_workers, placement.workers)
@@ -118,7 +120,9 @@ def machines(placement: Placement) -> str:
 
 
 def auto_device(placement: Placement) -> dict[str, str]:
-    """Table row with the device that `use_gpu: auto` selects on this machine; none if it is set."""
+    """Table row with the device that `use_gpu: auto` selects here; empty if the setting is not
+    `auto`.
+    """
     if placement.use_gpu != "auto":
         return {}
     settled = "GPU" if placed_here(placement).on_gpu else "CPU"
@@ -126,7 +130,7 @@ def auto_device(placement: Placement) -> dict[str, str]:
 
 
 def print_recipes(runs: Iterable[Run], *, out: TextIO) -> None:
-    """Write a table of recipes."""
+    """Print a table of recipes."""
     rows = []
     for run in runs:
         stages = " → ".join(f"{stage.name} {stage.length}" for stage in run.stages)
@@ -155,7 +159,7 @@ def _needs(run: Run, counted: dict[str, str]) -> Table:
 
 
 def _scores(run: Run) -> str:
-    """Tasks and models that the run scores."""
+    """Describe the tasks and the models that the run scores."""
     if not run.takes_scores:
         return "none: no tasks are named, and nothing is held out"
     evaluation = run.evaluation
@@ -219,7 +223,9 @@ def _datasets(run: Run) -> Table:
 
 
 def _epochs(stage: StageConfig, found: AtHand) -> str:
-    """About how often the stage trains on each record, where all files are here."""
+    """Estimate how often the stage trains on each record; empty if the number of records is
+    unknown.
+    """
     records = found.expected_records(stage)
     return f"{stage.steps * stage.batch.global_pairs / records:.3g}" if records else ""
 
@@ -247,7 +253,9 @@ def _rows_read(found: AtHand) -> Table:
 
 
 def _below_root(run: Run, found: AtHand) -> list[str]:
-    """Places that only `data.root` makes whole, and that are not here."""
+    """List relative paths of data sets that do not exist here; setting `data.root` may complete
+    them.
+    """
     elsewhere = [dataset for dataset in run.data.datasets if dataset.name not in found.heads]
     places = (place for dataset in elsewhere for place in dataset.source.paths.values())
     return [place for place in places if "://" not in place and not Path(place).is_absolute()]
@@ -272,6 +280,6 @@ def _negatives(dataset: DatasetConfig) -> str:
 
 
 def _short(reference: str) -> str:
-    """A reference without its hash, and of a package only the package."""
+    """Shorten a reference: without its hash, and inside a package to the package's name."""
     body = reference.partition("?")[0]
     return body.removeprefix("pypi://").partition("/")[0] if body.startswith("pypi://") else body

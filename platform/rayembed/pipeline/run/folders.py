@@ -1,4 +1,4 @@
-"""Folders of a run, locked and leased while one job works on it."""
+"""Folders of a run, locked and leased so that only one job works on them."""
 
 import hashlib
 import json
@@ -47,7 +47,8 @@ LEASES = "leases"
 
 @dataclass
 class RunFolders:
-    """Folders of a run: `storage` for every node, `local` on the driver's machine.
+    """Folders of a run: `storage`, which every node sees, and `local` on the driver's
+    machine.
 
     They are one folder when storage is on disk. With object storage `local` has the small files
     that are appended to, and `files` carries them there and back.
@@ -57,22 +58,24 @@ class RunFolders:
 
     @property
     def storage(self) -> str:
-        """The run's folder or prefix."""
+        """Folder of the run in storage, or its prefix in object storage."""
         return self.files.place
 
     @property
     def local(self) -> Path:
-        """Folder of its small files on this machine."""
+        """Folder of the run's small files on this machine."""
         return self.files.local
 
     @property
     def results(self) -> str:
-        """Folder of the run's evaluation."""
+        """Folder with the evaluation results of the run's models."""
         return join(self.storage, "evaluation")
 
     @property
     def metrics(self) -> str | None:
-        """Path to which the metrics log is copied; None: it is written there directly."""
+        """Path in storage to which the metrics log is copied; None if the log is written there
+        directly.
+        """
         remote = is_remote(self.storage)
         return join(self.storage, METRICS_FILE) if remote else None
 
@@ -81,15 +84,16 @@ class RunFolders:
         return join(self.storage, name)
 
     def weights(self, name: str) -> str:
-        """Path of a stage's trained weights."""
+        """Path of the trained weights of a stage."""
         return join(self.storage, name, "weights.safetensors")
 
     def model(self, name: str) -> str:
-        """Folder of a stage's exported model."""
+        """Folder of the model that a stage exported."""
         return join(self.storage, "models", name)
 
     def claim(self, run: NamedRun, plans: Mapping[str, str]) -> None:
-        """Claim the folder for a run and write its settings and plans, in storage too.
+        """Claim the folder for a run, and write the run's settings and plans there and in
+        storage.
 
         Raises:
             ArtifactError: it belongs to a run of other settings or data, or cannot be written.
@@ -101,7 +105,8 @@ class RunFolders:
         self.files.keep()
 
     def _check_plans(self, name: str, plans: Mapping[str, str]) -> None:
-        """Return when each stage trains on the plan that was written down, if any was.
+        """Raise if a stage would train on another batch plan than the one recorded for this
+        run.
 
         Args:
             name: of the run, for the message.
@@ -127,7 +132,7 @@ class RunFolders:
                 )
 
     def keep_plans(self, plans: Mapping[str, str]) -> None:
-        """Record which batch plan each stage trains on, by folder name."""
+        """Record the folder name of each stage's batch plan."""
         named = {stage: file_name(place) for stage, place in plans.items()}
         write_atomic(self.local / PLANS_FILE, (json.dumps(named, indent=2) + "\n").encode())
 
@@ -146,7 +151,7 @@ class RunFolders:
 
 
 def plan_of(run: Run, stage: str) -> str:
-    """Folder of the batch plan that a stage of the run trains on.
+    """Read which batch plan a stage of the run trains on, and return its folder.
 
     Raises:
         ArtifactError: no training of that name has come so far as to have one.
@@ -171,7 +176,7 @@ def plan_of(run: Run, stage: str) -> str:
 
 @contextmanager
 def locked_folders(run: NamedRun, *, wait: bool = False) -> Iterator[RunFolders]:
-    """Lock the run's folders against other jobs, and fetch storage's files.
+    """Lock the run's folders against other jobs, and fetch its small files from storage.
 
     Args:
         wait: for the job that has them, instead of refusing.
@@ -189,8 +194,8 @@ def locked_folders(run: NamedRun, *, wait: bool = False) -> Iterator[RunFolders]
 def locked_place(
     storage: str, kind: str, name: str, what: str, *, wait: bool = False
 ) -> Iterator[StoredFolder]:
-    """Lock the files of a run or sweep on this machine for the life of the process, and lease them
-    in storage for all machines.
+    """Lock the files of a run or sweep against other processes here, and lease them against jobs on
+    other machines.
 
     Args:
         kind: `RUNS` or `SWEEPS`.
@@ -218,7 +223,7 @@ def locked_place(
 
 
 def files_of(storage: str, kind: str, name: str) -> StoredFolder:
-    """The files of a run or a sweep, after the storage was found writable."""
+    """Check that the storage is writable, and return the small files of a run or sweep."""
     check_writable(storage)
     place = join(storage, kind, name)
     if not is_remote(storage):
@@ -228,7 +233,7 @@ def files_of(storage: str, kind: str, name: str) -> StoredFolder:
 
 
 def send_pending(run: NamedRun, out: TextIO) -> None:
-    """Send all pending data of the named run; starts neither it nor Ray.
+    """Send the named run's pending data to MLflow, without starting the run or Ray.
 
     It goes to where the run said that MLflow is, or to `placement.tracking_uri` where it is given.
 
@@ -241,7 +246,7 @@ def send_pending(run: NamedRun, out: TextIO) -> None:
 
 
 def send_files(files: StoredFolder, tracking_uri: str | None, out: TextIO) -> None:
-    """Send all pending data of a locked folder; raises the errors of `send_pending`."""
+    """Send the pending data in a locked folder to MLflow; raises the errors of `send_pending`."""
     number = send_metrics(files.local, tracking_uri=tracking_uri)
     files.keep()
     out.write(f"sent {number} steps; MLflow has everything of {files.place}\n")

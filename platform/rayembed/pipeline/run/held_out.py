@@ -1,4 +1,4 @@
-"""Evaluation sets over held-out parts of a run's data sets, with their summaries."""
+"""Make evaluation sets from the held-out parts of a run's data sets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ FEW_QUERIES = 50
 
 @dataclass(frozen=True)
 class HeldOutSet:
-    """Evaluation set over a data set's held-out part: retrieval, or graded pairs."""
+    """Evaluation set from a data set's held-out part: a retrieval task, or graded pairs."""
 
     name: str
     """Name of the task in tables."""
@@ -34,7 +34,7 @@ class HeldOutSet:
 
     @property
     def summary(self) -> str:
-        """Numbers of texts in the set, in words."""
+        """Describe the numbers of texts in the set."""
         if self.pairs:
             return (
                 f"{self.name}: {self.pairs:,} graded pairs, of whose texts no training row has any"
@@ -49,7 +49,8 @@ class HeldOutSet:
 
 
 def held_out_set_of(dataset: DatasetConfig, records: DatasetArtifact) -> HeldOutSet | None:
-    """Held-out set of a data set's prepared records; None if nothing is held out.
+    """Return the evaluation set of a data set's prepared records; None if nothing is held
+    out.
 
     Raises:
         ArtifactError: its files are not what was written.
@@ -66,7 +67,7 @@ def held_out_set_of(dataset: DatasetConfig, records: DatasetArtifact) -> HeldOut
 
 
 def held_out_sets(run: Run, plans: Mapping[str, str]) -> list[HeldOutSet]:
-    """Held-out sets of all data sets of the run that configure one.
+    """Return the evaluation sets of all data sets of the run that hold a part out.
 
     Args:
         plans: stage name → folder of its batch plan.

@@ -1,4 +1,4 @@
-"""Ray runtime of a run: connect to a cluster, or start one in this process."""
+"""Ray runtime of a run: connect to a cluster, or start one from this process."""
 
 import logging
 import os
@@ -55,7 +55,8 @@ Ray puts the machine's own address in its place. Read when Ray is imported."""
 
 
 def connect() -> None:
-    """Connect to the cluster at `RAY_ADDRESS`, which is set within a job, or start one.
+    """Connect to the cluster at `RAY_ADDRESS`, which Ray sets inside a job; without an address,
+    start a cluster.
 
     Without it Ray would look for any cluster of this machine, and wait for one that has gone.
     """
@@ -100,7 +101,7 @@ def connect() -> None:
 
 
 def ensure_token() -> None:
-    """Create the cluster's token in `~/.ray/auth_token` (mode 600) if it is missing.
+    """Create Ray's authentication token `~/.ray/auth_token` (mode 600) if it is missing.
 
     Nothing is made where authentication is off, or where `RAY_AUTH_TOKEN` or `RAY_AUTH_TOKEN_PATH`
     gives the token, as in Ray.
@@ -138,7 +139,9 @@ def _write_token(path: Path) -> None:
 
 
 def _own_cluster(environment: dict[str, str]) -> dict[str, Any]:
-    """Arguments of `ray.init` that start a cluster of this process; completes its environment."""
+    """Prepare the environment for a cluster started by this process, and return the arguments of
+    `ray.init`.
+    """
     for name, value in RAY_SETTINGS.items():
         os.environ.setdefault(name, value)
     keep_loopback_from_proxies()
@@ -161,7 +164,7 @@ def keep_loopback_from_proxies() -> None:
 
 
 def free_port() -> int:
-    """Find a free port.
+    """Find a TCP port that is free on this machine.
 
     Not one that the system would choose: before it is bound, seconds later, the system may give
     such a one to any connection.
@@ -179,7 +182,7 @@ def free_port() -> int:
 
 
 def _filter_lines_of_workers() -> None:
-    """Leave out what Ray's workers write to no logger; Ray has no public way to."""
+    """Remove harmless lines from what Ray's workers print; Ray has no public way to do this."""
     from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 
     def leave_out(batch: dict[str, Any]) -> None:
@@ -190,7 +193,7 @@ def _filter_lines_of_workers() -> None:
 
 
 class OnRay:
-    """Runtime on a Ray cluster."""
+    """Runtime that does a run's work on a Ray cluster."""
 
     def __init__(self) -> None:
         from rayembed.data.engine.on_ray import execute_with_ray_data
@@ -207,7 +210,9 @@ class OnRay:
         self.train = train_on_ray
 
     def gpus(self, placement: "Settings") -> "SeenGpus":
-        """GPUs of the cluster's live nodes; before a local cluster starts, of this machine."""
+        """Usable GPUs of the cluster's live nodes, or of this machine before a local cluster
+        starts.
+        """
         import ray
 
         from rayembed.machine.gpu_check import usable_gpus_here
@@ -219,8 +224,8 @@ class OnRay:
         return cluster_gpus(placement)
 
     def precision(self, placement: "Placement | EvaluationPlacement") -> "Precision":
-        """Number type that a worker's node computes fast; before a local cluster starts, this
-        machine's.
+        """Number type that a worker's node computes fast, or this machine before a local cluster
+        starts.
         """
         import ray
 
@@ -239,7 +244,7 @@ class OnRay:
         return len([node for node in ray.nodes() if node["Alive"]]) == 1
 
     def data_context(self, run: DataRun) -> "PipelineContext":
-        """Context that runs data tasks on the whole cluster."""
+        """Make the context that runs data tasks on the whole cluster."""
         from rayembed.data.engine.on_ray import ray_pipeline_context
 
         return ray_pipeline_context(run)
@@ -253,7 +258,7 @@ class OnRay:
         export_on_ray(export, run, weights, folder)
 
     def pool(self, workers: "Workers") -> "Pool":
-        """Pool of workers on the cluster."""
+        """Make the pool of evaluation workers on the cluster."""
         from rayembed.evaluation.pooled.on_ray import run_jobs
 
         return partial(run_jobs, workers=workers)

@@ -1,4 +1,4 @@
-"""Report of a finished run."""
+"""Print the report of a finished run."""
 
 import shlex
 from collections.abc import Mapping
@@ -56,19 +56,19 @@ class Outcome:
 
     @property
     def trained(self) -> ModelScores | None:
-        """Scores of the last stage's model, whether it is kept or not; None without an
+        """Scores of the last stage's model, even if the guard kept another one; None without an
         evaluation.
         """
         return self.scores.get(ScoreKey(self.run.stages[-1].name))
 
     @cached_property
     def table(self) -> ScoreTable | None:
-        """Table of scores with readable labels; None without an evaluation."""
+        """Table of scores with names for readers; None without an evaluation."""
         return scores_table(self.run, self.scores) if self.scores else None
 
 
 def scores_table(run: Run, scores: Mapping[ScoreKey, ModelScores]) -> ScoreTable:
-    """Make the table of scores of a run's models, with readable labels."""
+    """Make the table of scores of a run's models, with names for readers."""
     by_model = {key: scored.scores for key, scored in scores.items()}
     stages = [stage.name for stage in run.stages]
     table = run_table(by_model, stages, own_tasks(run))
@@ -155,7 +155,7 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
 
 
 def _why_no_candidate(outcome: Outcome) -> str | None:
-    """Why the registered version is no candidate; None: it is one."""
+    """Explain why the registered version did not get the alias `candidate`; None if it did."""
     version, placement = outcome.version, outcome.run.placement
     if outcome.verdict is not None and outcome.verdict.kept == UNTRAINED:
         return "the start, no candidate: the guard found no better model"
@@ -168,7 +168,9 @@ def _why_no_candidate(outcome: Outcome) -> str | None:
 
 
 def dropped_line(steps: int) -> str:
-    """Report line about dropped steps."""
+    """Line of the report about training steps dropped for a loss or gradient that was not
+    finite.
+    """
     were = "step was" if steps == 1 else "steps were"
     return (
         f"Dropped    {steps} {were} without effect: loss or gradient were not finite "
@@ -177,7 +179,7 @@ def dropped_line(steps: int) -> str:
 
 
 def _how_to_load(outcome: Outcome) -> str:
-    """One line of Python."""
+    """Line of Python code that loads the model."""
     loader = "SentenceTransformer"
     if not outcome.run.model.has_plain_format:
         loader = "rayembed.models.sentence_module.as_sentence_transformer"

@@ -1,4 +1,4 @@
-"""Runtimes of a run: this process, or a Ray cluster."""
+"""Choose where a run's work is done: in this process, or on a Ray cluster."""
 
 import logging
 import os
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class Here:
-    """Runtime in this process.
+    """Runtime that does a run's work in this process.
 
     Args:
         deterministic: whether a GPU must compute the same bits each time.
@@ -56,7 +56,7 @@ class Here:
         self._deterministic = deterministic
 
     def start(self) -> None:
-        """Hide the libraries' progress logs, as on Ray; warnings stay.
+        """Hide the progress logs of libraries, but not their warnings, as on Ray.
 
         Sets what torch reads when it first uses a GPU.
         """
@@ -69,12 +69,12 @@ class Here:
         disable_progress_bar()
 
     def gpus(self, placement: Settings) -> SeenGpus:
-        """GPUs of this machine."""
+        """Usable GPUs of this machine."""
         return usable_gpus_here()
 
     def check_now(self, placement: Placement, *, validates: bool = False) -> None:
-        """Check that this process can train on the placement's device, and that this machine has
-        the CPUs and the working GPU of a worker.
+        """Check that this process can train on the configured device, and that the machine has
+        enough CPUs and a working GPU.
 
         Raises:
             PlacementError: it cannot, or something is missing.
@@ -103,15 +103,15 @@ class Here:
         return auto_precision("cuda" if placement.on_gpu else "cpu")
 
     def is_here(self) -> bool:
-        """Return True: this process does the work."""
+        """Return True, because this process does the work."""
         return True
 
     def hardware(self, placement: Placement) -> dict[str, Any]:
-        """Hardware of this machine."""
+        """Describe the hardware of this machine."""
         return node_hardware()
 
     def data_context(self, run: DataRun) -> PipelineContext:
-        """Context that runs data tasks on this machine."""
+        """Make the context that runs data tasks on this machine."""
         placement = run.placement
         execute = partial(execute_here, use_gpu=placement.use_gpu)
         loader = TeacherLoader()
@@ -127,7 +127,7 @@ class Here:
             export(run, weights, folder)
 
     def pool(self, workers: Workers) -> Pool:
-        """Pool of this process."""
+        """Make the evaluation pool that runs in this process."""
         return partial(run_shown, workers=workers)
 
 
@@ -142,7 +142,7 @@ PlacedRun = TypeVar("PlacedRun", bound=NamedRun | EvaluationRun)
 
 
 def with_device(run: PlacedRun, runtime: Runtime) -> PlacedRun:
-    """Set the device that `placement.use_gpu=auto` selects, and log it.
+    """Resolve `placement.use_gpu=auto` to GPU or CPU, and log the choice.
 
     Raises:
         PlacementError: a GPU is asked for and none is there, or `auto` cannot be decided.
@@ -154,7 +154,8 @@ def with_device(run: PlacedRun, runtime: Runtime) -> PlacedRun:
 def started(
     run: AnyRun, runtime: Runtime, *, validates: bool = False, is_trial: bool = False
 ) -> AnyRun:
-    """Settle device, number type and threads of the run, on a runtime that can train it.
+    """Start the runtime, check that it can train the run, and resolve device, number type and
+    threads.
 
     Each is said in one line, and so is the time that the run takes; a sweep says that of its
     trials.
@@ -173,7 +174,7 @@ def started(
 
 
 def with_threads(run: AnyRun, runtime: Runtime) -> AnyRun:
-    """Set the number of threads that `auto` selects, and log it."""
+    """Resolve `placement.threads_per_worker=auto` to a number of threads, and log it."""
     placement = run.placement
     if placement.threads_per_worker != "auto":
         return run
@@ -187,7 +188,9 @@ def with_threads(run: AnyRun, runtime: Runtime) -> AnyRun:
 
 
 def runtime_of(placement: RuntimeSettings) -> Runtime:
-    """Return the runtime that a placement selects; `auto` is decided here."""
+    """Return the runtime that a placement selects; `auto` takes Ray if a cluster's address is set
+    or a setting needs Ray.
+    """
     named = os.environ.get("RAY_ADDRESS")
     local = placement.runtime == "local" or (
         placement.runtime == "auto" and not named and not placement.needs_ray

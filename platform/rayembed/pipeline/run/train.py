@@ -1,4 +1,4 @@
-"""A run from its settings to a registered model: check, prepare, train, score, register."""
+"""Train a run, from its settings to a registered model: check, prepare, train, score, register."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -86,7 +86,7 @@ START, DATA, MIXTURES, REGISTRY = "start", "data", "mixtures", "registry"
 
 @dataclass(frozen=True)
 class TrialOf:
-    """Sweep-specific parts of a run that is a trial."""
+    """What a sweep adds to a run that is one of its trials: tags, and a callback for scores."""
 
     tags: Mapping[str, str]
     """Tags of its MLflow run: the sweep, and the trial's settings."""
@@ -117,7 +117,7 @@ def train(run: Run, *, callbacks: Sequence[Callback] = ()) -> Outcome:
 
 
 def phases(run: Run) -> list[str]:
-    """Phases of a run until its last score, in order."""
+    """Names of a run's phases up to its last score, in order, for the progress overview."""
     scored = [UNTRAINED.model] if run.evaluation.before_training else []
     phases = [START, DATA, *map(_scores_of, scored if run.takes_scores else [])]
     for stage in run.stages:
@@ -126,14 +126,14 @@ def phases(run: Run) -> list[str]:
 
 
 def _scores_of(name: str) -> str:
-    """Phase of a model's scores."""
+    """Name of the phase in which a model is scored."""
     return f"{name} scores"
 
 
 @contextmanager
 def claimed_run(run: Run, *, wait: bool) -> Iterator[tuple[Run, RunFolders]]:
-    """Context manager: the run with an absolute storage path, and its folders, locked against other
-    processes.
+    """Context manager that makes the run's storage path absolute and locks its folders; yields
+    both.
 
     Args:
         wait: for the process that has them, instead of refusing.
@@ -151,7 +151,9 @@ def train_claimed(
     trial: TrialOf | None,
     callbacks: Sequence[Callback] = (),
 ) -> tuple[T, bool]:
-    """Result that `end` makes of the run's scores, and whether MLflow has everything."""
+    """Train and score a run whose folders are locked; return the result of `end`, and whether
+    MLflow has all data.
+    """
     run = as_begun(run, folders.local)
     if check_run_folder(folders.local, run, place=folders.storage):
         logger.info("run %s resumes in %s", run.name, folders.storage)
@@ -205,7 +207,9 @@ def train_claimed(
 
 
 def _checked(run: Run) -> tuple[PromptTokenizer, list[ResolvedDataset]]:
-    """Check the run as far as possible before Ray starts; return its tokenizer and files."""
+    """Check everything that can be checked before Ray starts; return the run's tokenizer and data
+    files.
+    """
     check_mirrors(run.placement.mirrors)
     sources = check_files_at_hand(run)
     tokenizer = check_inputs(run)
@@ -224,8 +228,8 @@ def _train_and_score(
     trial: TrialOf | None,
     callbacks: Sequence[Callback],
 ) -> dict[ScoreKey, ModelScores]:
-    """Scores of the untrained model, of each stage's, and of the baselines; none where the run
-    names no tasks and holds nothing out.
+    """Train the stages; return the scores of the untrained model, of each stage's model and of the
+    baselines, none without tasks.
     """
     scores: dict[ScoreKey, ModelScores] = {}
     scorer = RunScorer(with_sets(run, held_out), folders, runtime)
@@ -282,7 +286,7 @@ def _train_and_score(
 
 
 def provenance_of_teachers(run: Run, plans: Mapping[str, str]) -> dict[str, Any]:
-    """Provenance of the teachers of a run's stages; empty if there are none."""
+    """Provenance of the teachers that the run's stages use; empty without teachers."""
     found: dict[str, Any] = {}
     if any(stage.teachers for stage in run.stages):
         found["teachers"] = {stage: teacher_provenance(plan) for stage, plan in plans.items()}
@@ -305,7 +309,7 @@ def _register(
     scores: dict[ScoreKey, ModelScores],
     found: Mapping[str, Any],
 ) -> Outcome:
-    """The outcome, after plots, tables, model card and registration."""
+    """Write plots, tables and the model card, register the model, and return the run's outcome."""
     enter(REGISTRY)
     trained = ScoreKey(run.stages[-1].name)
     verdict = judge(run, scores, found["general_tasks"])
@@ -391,5 +395,5 @@ def _findings(
 
 
 def _of_plans(lines: Callable[[str], list[str]], plans: Mapping[str, str]) -> list[str]:
-    """Distinct lines that a function returns for the plans' folders."""
+    """Collect the distinct lines that `lines` returns for all plans' folders."""
     return list(dict.fromkeys(line for plan in plans.values() for line in lines(plan)))

@@ -1,4 +1,4 @@
-"""Training job: from its arguments to a run.
+"""Training job, from its command-line arguments to a run.
 
 Each of the functions below imports what it needs: `--help` takes no second, a dry run no Ray.
 """
@@ -53,7 +53,7 @@ PAIRS = option(
 
 
 def training_job(default_recipe: str | None) -> Job[Run]:
-    """Make the job that trains recipes, evaluates the model and registers it.
+    """Make the job that trains recipes, scores the model and registers it.
 
     Args:
         default_recipe: where the command names none; its architecture is the only one that the job
@@ -96,7 +96,8 @@ def training_job(default_recipe: str | None) -> Job[Run]:
 
 
 def _take_pairs(args: argparse.Namespace) -> None:
-    """Turn `--pairs` into a recipe and a setting, which each `--set` may still change.
+    """Convert `--pairs FILE` to a recipe and a `--set` assignment, which later ones may
+    override.
 
     Raises:
         ConfigError: neither pairs nor a recipe is named.
@@ -156,7 +157,9 @@ def _show(run: Run, context: JobContext) -> None:
 
 
 def _is_typed(dataset: str, assignments: Iterable[str]) -> bool:
-    """Whether the command names the files of a data set, which a recipe takes from elsewhere."""
+    """Whether a `--set` of the command changes the source of the data set, so that it is not the
+    recipe's.
+    """
     return any(text.strip().startswith(f"data.datasets.{dataset}.source") for text in assignments)
 
 
@@ -167,14 +170,14 @@ def _trace(run: Run, context: JobContext) -> None:
 
 
 def send_metrics(run: NamedRun, context: JobContext) -> None:
-    """Send a run's pending data to MLflow."""
+    """Send the pending data of a run to MLflow."""
     from rayembed.pipeline.run.folders import send_pending
 
     send_pending(run, context.out)
 
 
 def base_run(recipe: str) -> Run:
-    """Return the run of a recipe's name or of a YAML file.
+    """Return the run of a recipe's name, or read it from a YAML file.
 
     Raises:
         ConfigError: no such recipe, or a file that is no run.
@@ -200,8 +203,8 @@ _SHOWN_CHARACTERS = 60
 
 
 def print_trace(run: Run, stage: str, step: int, out: TextIO) -> None:
-    """Print each row of one step of a stage, with its origin and the folders of the data steps that
-    it passed.
+    """Print the rows that one step of a stage trains on, with their origin and the folders that
+    they came through.
 
     Raises:
         ArtifactError: no training of that name has a plan of the stage, or a folder that it was

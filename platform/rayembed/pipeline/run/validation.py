@@ -1,4 +1,4 @@
-"""Validation of a run's stages: connects model, tasks and MLflow to the training."""
+"""Connect a run's validation with its training: model, tasks and MLflow."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -30,7 +30,8 @@ SCORE = "score"
 
 
 def check_validated(run: Run, held_out: Sequence[HeldOutSet]) -> None:
-    """Check that the run's held-out data can be scored during training, if it is configured so.
+    """Check that the held-out data, if validation uses it, is small enough to be scored during
+    training.
 
     Args:
         held_out: sets over the held-out parts, which are known when the data are prepared.
@@ -48,7 +49,7 @@ def validation_of(
     offset: int,
     log_scores: Callable[[str, dict[str, float], int], None],
 ) -> Validation | None:
-    """Make the validation of a stage's weights; None if the run has none.
+    """Make the object that validates a stage's weights; None if the run has no validation.
 
     Args:
         held_out: sets over the held-out parts of the run's data sets.
@@ -75,7 +76,8 @@ def validation_of(
 def score_weights(
     held_out: Sequence[HeldOutSet], run: Run, weights: str, device: str
 ) -> dict[str, float]:
-    """Score the run's model with trained weights from storage, by task.
+    """Load trained weights from storage and score the model on the validation tasks, by
+    task.
 
     The weights are whole whatever the ZeRO stage, so one process on one device takes them. Adapters
     are merged, as they are in the model that will be exported.
@@ -92,13 +94,15 @@ def score_weights(
 
 
 def kept_step(weights: str) -> str | None:
-    """Step whose weights a stage handed on; None: trained to its last step without validation."""
+    """Step whose weights a stage passed on as the best; None if it passed on the last ones without
+    validation.
+    """
     return read_made_of(weights).get(STEP)
 
 
 def validation_log(run: Run, stage_folder: Callable[[str], str]) -> list[Record]:
-    """All scores of the run so far, in the form of `VALIDATION_FILE`; steps without scores are left
-    out.
+    """Collect the run's validation scores so far as lines of `VALIDATION_FILE`; steps without
+    scores are left out.
 
     Args:
         stage_folder: a stage's folder in storage by its name.
@@ -115,11 +119,11 @@ def validation_log(run: Run, stage_folder: Callable[[str], str]) -> list[Record]
 
 
 def write_validation_log(lines: Sequence[Record], path: Path) -> None:
-    """Write the log; a run without scores gets no file."""
+    """Write the validation log; a run without scores gets no file."""
     if lines:
         write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
 def read_validation_log(path: Path) -> list[Record]:
-    """Read the lines of a run's log; none if there is no log."""
+    """Read the lines of a run's validation log; empty if there is no log."""
     return LogReader(path).read()
