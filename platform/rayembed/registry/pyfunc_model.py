@@ -1,4 +1,4 @@
-"""Code of the registered MLflow model: OpenAI's embeddings schema around an exported folder.
+"""MLflow model that serves an exported folder with OpenAI's embeddings schema.
 
 MLflow runs this file where the model is loaded (models-from-code). It takes the folder through
 sentence-transformers, so that its vectors are those of `SentenceTransformer(folder)`.
@@ -46,7 +46,7 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
     """MLflow pyfunc that answers requests in OpenAI's embeddings schema."""
 
     def load_context(self, context: Any) -> None:
-        """Load the exported folder, to a GPU if available.
+        """Load the exported folder, on a GPU if one is available.
 
         Raises:
             MlflowException: its vectors are not those of the folder's proof.
@@ -112,7 +112,8 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
         model_input: pd.DataFrame,
         params: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Response to one request, or to a table with a request in each row.
+        """Embed the texts of one request, or of a table with a request in each row, and return the
+        responses.
 
         A mapping, a text or a list of texts in place of a table is one request, too.
 
@@ -142,7 +143,7 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
         return response(embeddings, model=self.name, num_tokens=num_tokens)
 
     def _embed(self, texts: list[str], options: EncodeOptions) -> tuple[np.ndarray, int]:
-        """Vectors (N, D) float32 of the texts, and the number of tokens read."""
+        """Embed texts: vectors (N, D) float32, and the number of tokens read."""
         prompt = self._prompt(options)
         encode = self.model.encode_query if options.role == "query" else self.model.encode_document
         made = encode(
@@ -178,15 +179,15 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
 
 
 def _own_prefixes(folder: Path) -> dict[str, str] | None:
-    """Role → prefix that a rayembed model puts before every text without an instruction; None for
-    other models, whose prompts are stated in their files.
+    """Map roles to the prefixes of a rayembed model for texts without an instruction; None for
+    other models.
     """
     own = _own_settings(folder)
     return own and {role: own.get(f"{role}_prefix") or "" for role in get_args(Role)}
 
 
 def _own_settings(folder: Path) -> dict[str, Any] | None:
-    """Settings of a rayembed model; None for other models."""
+    """Read the settings of a rayembed model; None for other models."""
     path = folder / "rayembed.json"
     if not path.is_file():
         return None
@@ -195,7 +196,7 @@ def _own_settings(folder: Path) -> dict[str, Any] | None:
 
 
 def _requests(model_input: Any) -> Iterable[dict[str, Any]]:
-    """Requests without missing fields, from MLflow's tables, mappings or plain texts."""
+    """Convert MLflow's input (table, mapping or plain texts) to requests without empty fields."""
     if hasattr(model_input, "to_dict"):
         rows: list[Any] = model_input.to_dict(orient="records")
     elif isinstance(model_input, Mapping):

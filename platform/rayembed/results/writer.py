@@ -1,4 +1,4 @@
-"""Writer of one model's mteb result files, used by one process at a time.
+"""Write one model's mteb result files; only one process at a time may do so.
 
 `<folder>/results/<org>__<model>/<revision>/` holds `<Task>.json`, `model_meta.json` and
 `run_settings.jsonl` as mteb lays them out, so that they can go to its public collection.
@@ -23,7 +23,7 @@ _LOCK = ".lock"
 
 
 class ResultWriter:
-    """Results of a model revision in a local folder. Made by `open_results`."""
+    """Writer of the results of one model revision in a local folder. Made by `open_results`."""
 
     def __init__(self, folder: Path, meta: ModelMeta) -> None:
         self.meta = meta
@@ -32,7 +32,8 @@ class ResultWriter:
         """Folder of the model's result files."""
 
     def finished(self, task: Any) -> Any | None:
-        """The task's result by mteb, if it has all splits and subsets, else None.
+        """Read the stored result of the task if it has all splits and subsets, else return
+        None.
 
         What is half written, or was made of another revision of the data, counts as missing.
         """
@@ -42,7 +43,7 @@ class ResultWriter:
         return None if result.get_missing_evaluations(task) else result
 
     def save(self, result: Any) -> Any:
-        """Save the task's result in its current state, with mteb's metadata.
+        """Save the task's result, merged with splits and subsets that are stored already.
 
         Splits and subsets that are there already, of the same revision of the data, stay.
         """
@@ -61,25 +62,25 @@ class ResultWriter:
         return mteb.TaskResult.from_disk(self._path(result.task_name))
 
     def keep(self, name: str, content: str) -> Path:
-        """Write an additional file next to mteb's."""
+        """Write an additional file next to mteb's result files."""
         path = self.place / name
         write_atomic(str(path), content.encode())
         return path
 
     def kept(self, name: str) -> str | None:
-        """Content of an additional file; None: there is none."""
+        """Content of an additional file; None if it does not exist."""
         path = self.place / name
         return path.read_text(encoding="utf-8") if path.is_file() else None
 
     def keep_first(self, name: str, content: str) -> str:
-        """Write an additional file unless it exists; return its content."""
+        """Write an additional file unless it exists, and return the stored content."""
         if (first := self.kept(name)) is not None:
             return first
         self.keep(name, content)
         return content
 
     def _there(self, task: str) -> Any | None:
-        """Result in the file of the task; None: there is none, or it cannot be read."""
+        """Read the result in the task's file; None if the file is missing or cannot be read."""
         path = self._path(task)
         if not path.exists():
             return None
@@ -97,7 +98,8 @@ class ResultWriter:
 def open_results(
     folder: str | Path, meta: ModelMeta, wait_seconds: float = 0
 ) -> Iterator[ResultWriter]:
-    """Open the writer of a model's results, exclusively on this machine for the context.
+    """Open the writer of a model's results, locked against other processes of this machine for the
+    block.
 
     Args:
         wait_seconds: how long another process may still write them.
@@ -118,7 +120,7 @@ def open_results(
 
 
 def _parts(result: Any) -> set[tuple[str, str]]:
-    """The splits and subsets that have scores."""
+    """The (split, subset) pairs that have scores."""
     return {
         (split, str(score["hf_subset"]))
         for split, scores in result.scores.items()

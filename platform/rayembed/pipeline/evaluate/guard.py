@@ -1,5 +1,5 @@
-"""Guard of a run: chooses among a trained model, its base and their mixtures, with confidence
-intervals of the gain.
+"""Guard of a run: keep the trained model, its base or a mixture of both, by scores with confidence
+intervals.
 
 The base is the model before training, the start.
 """
@@ -45,7 +45,7 @@ half the gain may be within noise."""
 
 @dataclass(frozen=True)
 class Judged:
-    """Comparison of a candidate with the base, on own and on general tasks."""
+    """Comparison of one candidate with the base, on own and on general tasks."""
 
     key: ScoreKey
     own: PairedDifference
@@ -57,21 +57,21 @@ class Judged:
 
     @property
     def loss(self) -> float:
-        """Drop of the mean general score below the base's; 0 if it does not drop."""
+        """How far the mean general score falls below the base's; 0 if it does not fall."""
         return 0.0 if self.general is None or self.general.mean > 0 else -self.general.mean
 
     @property
     def gains(self) -> bool:
-        """Whether the gain on own data is significant; without scores of single queries, at least
-        0.001.
+        """Whether the gain on own data is significant; without scores of single queries, whether it
+        is at least 0.001.
         """
         if self.own.interval is None:
             return self.own.mean >= _LEAST_GAIN - ROUNDING
         return self.own.mean > ROUNDING and self.own.interval[0] > ROUNDING
 
     def is_affordable(self, most_loss: float | None) -> bool:
-        """Whether the general loss is within the budget; without a budget, below the own gain and
-        0.03.
+        """Whether the general loss is at most `most_loss`; if that is None, below the own gain and
+        below 0.03.
         """
         if most_loss is not None:
             return self.loss <= most_loss + ROUNDING
@@ -79,13 +79,11 @@ class Judged:
 
     @property
     def name(self) -> str:
-        """`trained`, or its share in a mixture: `75 %`."""
+        """Name for readers: `trained`, or the share of the trained model in a mixture, `75 %`."""
         return "trained" if self.key.share is None else f"{100 * self.key.share:g} %"
 
     def in_general(self) -> str:
-        """The general gain with the tasks that lose most: `+0.009; but Topics -0.034`, or `-0.009;
-        of these Topics -0.034`.
-        """
+        """Format the general gain with the tasks that lose most: `+0.009; but Topics -0.034`."""
         if self.general is None:
             return "none"
         worst = ", ".join(f"{task} {apart:+.3f}" for task, apart in self.lost.items())
@@ -95,7 +93,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Decision of the guard."""
+    """Decision of the guard: all compared candidates, and the model to keep."""
 
     judged: tuple[Judged, ...]
     """The trained model, then mixtures."""
@@ -106,7 +104,8 @@ class Verdict:
 
     @property
     def summary(self) -> str:
-        """The trade-off in points of 100, and the tasks that lose.
+        """Describe all gains in hundredths of a score, the kept model, and the tasks that
+        lose.
 
         `trained: own +5.1, general -1.0; 75 %: +5.2, -0.7 ← kept; 50 %: +3.9, -0.4`.
         """
@@ -133,7 +132,7 @@ class Verdict:
         return f"{one.name}: {own}{100 * one.own.mean:+.1f}{elsewhere}{mark}"
 
     def table(self, stages: Sequence[str]) -> Table:
-        """Gains over the base, a row for each model."""
+        """Table of the gains over the base, with a row for each candidate."""
         rows = [
             (one.key.label(stages), {"own data": one.own, "general tasks": one.in_general()})
             for one in self.judged
@@ -148,7 +147,8 @@ def verdict(
     own: Collection[str],
     guard: GuardConfig,
 ) -> Verdict:
-    """Choose the model to keep, by `choice`, or by the share that the guard is configured to take.
+    """Compare the candidates with the base and choose the model to keep: by `choice`, or as
+    `guard.take` sets.
 
     Args:
         models: the untrained model, the trained one and mixtures, all scored on the same tasks.
@@ -182,7 +182,7 @@ def verdict(
 def choice(
     candidates: Sequence[Judged], near: Callable[[Judged, Judged], bool], most_loss: float | None
 ) -> Judged | None:
-    """Choose the candidate to keep; None keeps the base.
+    """Choose the candidate to keep; None keeps the base model.
 
     Left are those that gain on own data beyond chance (without scores of queries: by at least
     0.001) and whose general loss is smaller than that
@@ -206,8 +206,8 @@ def choice(
 
 
 def _lost(model: ModelScores, base: ModelScores, tasks: Sequence[str]) -> dict[str, float]:
-    """Task → score less the base's, of several tasks that lose more than `_NOTED`, the worst first:
-    what a single one loses is the mean.
+    """Score differences to the base of general tasks that lose more than `_NOTED`, largest loss
+    first; empty for a single task.
     """
     if len(tasks) == 1:
         return {}
@@ -219,8 +219,8 @@ def _lost(model: ModelScores, base: ModelScores, tasks: Sequence[str]) -> dict[s
 def mixtures(
     run: Run, folders: RunFolders, scorer: RunScorer, runtime: Runtime
 ) -> dict[ScoreKey, ModelScores]:
-    """Make and score the mixtures of the last stage's model with the untrained model; empty for a
-    run without a guard.
+    """Make and score the weight mixtures of the last stage's model and the untrained model; empty
+    without a guard.
 
     Raises:
         RayembedError: the models do not fit each other, or a mixture cannot be saved or scored.
@@ -243,8 +243,8 @@ def mixtures(
 
 
 def remove_mixtures(run: Run, folders: RunFolders, kept: ScoreKey) -> None:
-    """Remove the run's mixtures, former calls' included, except the chosen one and those that were
-    kept before, which have a card.
+    """Remove the run's stored mixtures, except the chosen one and earlier chosen ones, which have a
+    card.
     """
     place = join(folders.storage, "models")
     files = [Path(name) for name in list_files(place, recursive=True)]
@@ -256,7 +256,9 @@ def remove_mixtures(run: Run, folders: RunFolders, kept: ScoreKey) -> None:
 
 
 def share_of(key: ScoreKey) -> float:
-    """Share of the trained model in a model of a guarded run: 0 for the untrained model."""
+    """Share of the trained model in a model of a guarded run: 0 for the untrained model, 1 for the
+    trained one.
+    """
     if key.stage is None:
         return 0.0
     return 1.0 if key.share is None else key.share
@@ -265,7 +267,8 @@ def share_of(key: ScoreKey) -> float:
 def save_mixture(
     base: str, method: Method, share: float, run: Run, trained: str | None, folder: str
 ) -> None:
-    """Save the mixture of two models of the run in a storage folder, unless it exists.
+    """Mix the weights of two models of the run and save the result in storage, unless it
+    exists.
 
     Args:
         base, trained: folders of the models, in storage.
@@ -286,7 +289,7 @@ def save_mixture(
 
 
 def judge(run: Run, scores: Mapping[ScoreKey, ModelScores], note: str = "") -> Verdict | None:
-    """Judge a run's models; None for a run without a guard.
+    """Compare a run's models and decide which one to keep; None without a guard.
 
     Args:
         note: what a reader of its general gains should know.

@@ -1,4 +1,4 @@
-"""Scoring of a training run's models, on the run's workers."""
+"""Score a training run's models on the run's workers."""
 
 import logging
 from collections.abc import Callable
@@ -28,7 +28,8 @@ logger = logging.getLogger(__name__)
 
 
 class RunScorer:
-    """Scores a run's models. Results lie in the run's folder.
+    """Scorer of a training run's models on the run's tasks. Results lie in the run's
+    folder.
 
     Where BM25 is among the baselines, the untrained model, the last stage's and its mixtures have
     rows of hybrid search as well.
@@ -114,7 +115,7 @@ class RunScorer:
 
     @cached_property
     def _computed(self) -> hardware.Precision:
-        """What the workers' nodes compute fast; asked where a model may be in bfloat16."""
+        """Number type that the workers' nodes compute fast, for models that may be in bfloat16."""
         return self._runtime.precision(self._run.placement)
 
     def further(self, tell: Callable[[str, dict[str, float]], None]) -> dict[ScoreKey, ModelScores]:
@@ -149,7 +150,9 @@ class RunScorer:
 
 
 def _curve(key: ScoreKey) -> str:
-    """Name in MLflow of further scores: `eval_256`, `eval_256_binary`, `eval_no_context`."""
+    """Name in MLflow for scores of a model variant: `eval_256`, `eval_256_binary`,
+    `eval_no_context`.
+    """
     width = [] if key.dimension is None else [str(key.dimension)]
     small = [] if key.precision == "float32" else [key.precision]
     return "_".join(["eval", *width, *small, *(["no_context"] if key.without_context else [])])
