@@ -1,1 +1,1 @@
-"""Token sequences for masked-language modelling: packed, ordered, masked."""
+"""Continue masked-language pretraining of an encoder on packed, masked token sequences."""

@@ -1,4 +1,6 @@
-"""Run an adaptation from its settings; the result is an encoder that nomic-moe starts from."""
+"""Run an adaptation from its settings and return an encoder from which nomic-moe training can
+start.
+"""
 
 import logging
 import shlex
@@ -37,7 +39,7 @@ ENCODER = "encoder"
 
 @dataclass(frozen=True)
 class AdaptedEncoder:
-    """The encoder that an adaptation trained."""
+    """Result of an adaptation: the trained encoder and where it is stored."""
 
     run: Adaptation
     folder: str
@@ -117,7 +119,9 @@ def _train(
 
 
 def _print(outcome: AdaptedEncoder, plan: SequencePlan, *, mlflow_complete: bool) -> None:
-    """Print the sequences drawn of each language, the final metrics and the next command."""
+    """Print the number of sequences drawn for each language, the final metrics and the next
+    command.
+    """
     out = console(soft_wrap=True)
     out.print(corpus_table(plan.language_counts, outcome.metrics))
     if not mlflow_complete:
@@ -128,7 +132,7 @@ def _print(outcome: AdaptedEncoder, plan: SequencePlan, *, mlflow_complete: bool
 
 
 def next_command(outcome: AdaptedEncoder) -> str:
-    """The command that pretrains a mixture of experts from the encoder."""
+    """Return the shell command that trains a mixture of experts from the adapted encoder."""
     recipe = "nomic-v2-moe" if outcome.run.placement.on_gpu else "nomic-quickstart"
     words = [f"rayembed train --recipe {recipe}"]
     settings = {"model.backbone.path": outcome.folder}

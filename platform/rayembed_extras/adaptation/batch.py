@@ -1,5 +1,5 @@
-"""Input of one worker for one step of masked-language modelling. Masks depend on seed, step and
-slot alone, not on workers, micro-batches or earlier draws.
+"""Build the masked input that one worker reads in one step of masked-language modelling. Masks
+depend on seed, step and slot alone, not on workers, micro-batches or earlier draws.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from rayembed_extras.adaptation.vocabulary import MaskingVocabulary
 
 @dataclass(frozen=True)
 class MaskedBatch:
-    """One worker's masked slice of a global batch, b sequences."""
+    """One worker's share of a global batch: b sequences with masked tokens and their targets."""
 
     step: int
     input_ids: list[np.ndarray]
@@ -42,7 +42,7 @@ class MaskedSteps:
     """Masking of held-out batches; their masks do not depend on the number of steps."""
 
     def __call__(self, step: int) -> MaskedBatch:
-        """Batch of a step, or a held-out one.
+        """Read and mask this worker's sequences of a training step, or of a held-out step.
 
         Raises:
             DataError: the workers cannot share a batch equally.
@@ -84,7 +84,8 @@ def mask(
     step: int,
     slot: int,
 ) -> MaskedSequence:
-    """Mask a sequence (arXiv 1810.04805, section 3.1), differently for each step and slot.
+    """Mask random tokens of a sequence (arXiv 1810.04805, section 3.1), seeded by step and
+    slot.
 
     Each non-special token is selected with `masking.probability`. By the shares of the settings, a
     selected token becomes the mask token, a random word of the vocabulary, or stays.

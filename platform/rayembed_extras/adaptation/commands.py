@@ -1,4 +1,4 @@
-"""Jobs of adaptation of encoders, as `rayembed` lists them."""
+"""Declare the job that adapts encoders for the `rayembed` command."""
 
 from rayembed.jobs.table import TRAIN, Command
 

@@ -15,7 +15,8 @@ from rayembed_extras.estimates.time import FILLED, CountedKind, Work
 
 
 def adaptation_needs(run: Adaptation) -> dict[str, str]:
-    """Rows of a dry run's table.
+    """Return the rows of a dry run's table: parameters, memory and disk that an adaptation
+    needs.
 
     Raises:
         ConfigError, ArtifactError: the model cannot be built as configured.
@@ -34,7 +35,9 @@ def adaptation_needs(run: Adaptation) -> dict[str, str]:
 
 
 def adaptation_size(run: Adaptation) -> ModelSize | None:
-    """Parameter counts, including the head; None if the model's shape is not known here."""
+    """Count the parameters, including the prediction head; None if the model's shape is not known
+    here.
+    """
     path = run.model.backbone.path
     settings = known_settings(path, "model.backbone.path")
     if settings is None:
@@ -45,7 +48,9 @@ def adaptation_size(run: Adaptation) -> ModelSize | None:
 
 
 def adaptation_work(run: Adaptation) -> Work | None:
-    """Count operations: the encoder for each token, word probabilities for each masked token."""
+    """Count floating-point operations: the encoder for every token, word probabilities for masked
+    tokens only.
+    """
     training, corpus, path = run.training, run.corpus, run.model.backbone.path
     size, settings = adaptation_size(run), known_settings(path, "model.backbone.path")
     if size is None or settings is None:

@@ -101,7 +101,8 @@ def empty_masked_language_model(
 
 
 def check_adaptable(folder: Path, config: RotaryEncoderConfig) -> MaskingVocabulary:
-    """Return the vocabulary of the folder; check that it can be adapted, without reading weights.
+    """Check from its files that an encoder can be adapted; return the vocabulary of its
+    tokenizer.
 
     Raises:
         ArtifactError, ConfigError: as `load_masked_language_model`.
@@ -114,7 +115,8 @@ def check_adaptable(folder: Path, config: RotaryEncoderConfig) -> MaskingVocabul
 
 
 def vocabulary(transformer: Path, num_vectors: int) -> MaskingVocabulary:
-    """Vocabulary of the folder's tokenizer, for masking.
+    """Read the special tokens and the number of words of the folder's tokenizer, for
+    masking.
 
     Raises:
         ArtifactError: no fast tokenizer, none with a mask, or more words than word vectors.
@@ -129,7 +131,8 @@ def vocabulary(transformer: Path, num_vectors: int) -> MaskingVocabulary:
 
 
 def read_head(transformer: Path, num_words: int) -> dict[str, Tensor] | None:
-    """Weights of the head under the names of `MaskedLanguageHead`, float32; None without a head.
+    """Read the prediction head's float32 weights under the names of `MaskedLanguageHead`; None if
+    the folder has no head.
 
     Raises:
         ArtifactError: one whose word vectors are not the encoder's, or with too few words.
@@ -204,7 +207,7 @@ def save_adapted(
 
 @torch.inference_mode()
 def _check_predicts(model: MaskedLanguageModel, tokenizer: Any, what: str) -> None:
-    """Check that the first token of each of `PROBES` has a finite probability."""
+    """Check that the model gives the first token of each text in `PROBES` a finite probability."""
     rows = [np.array(tokenizer(text)["input_ids"]) for text in PROBES]
     first = np.zeros(1, dtype=np.int64)
     words = [row[first] for row in rows]
@@ -224,7 +227,7 @@ def _check_predicts(model: MaskedLanguageModel, tokenizer: Any, what: str) -> No
 
 
 def _dense(config: RotaryEncoderConfig) -> NomicMoeConfig:
-    """Settings that build the encoder alone."""
+    """Convert the settings to a NomicBert configuration without experts."""
     return NomicMoeConfig(
         backbone=config.backbone, experts=None, rotary_base=config.rotary_base, dimensions=()
     )
@@ -239,7 +242,9 @@ def _check_dense(settings: Mapping[str, Any], where: str) -> None:
 
 
 def _trained_length(transformer: Path, encoder: NomicEncoder, max_length: int) -> int:
-    """Training length of the encoder; absolute positions say nothing about rotary ones."""
+    """Return the training length in tokens; a length learned with absolute positions does not
+    count, because rotary ones replace them.
+    """
     if is_nomic_layout(read_json(transformer / "config.json")):
         return max(max_length, encoder.config.max_length)
     return max_length

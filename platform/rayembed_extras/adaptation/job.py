@@ -1,4 +1,4 @@
-"""The adaptation job: from its arguments to a run. Its functions import what they need."""
+"""Run the adaptation job from its command-line arguments. Its functions import what they need."""
 
 from rayembed.pipeline.job import Job, JobContext, Reader, named_or_read
 from rayembed.pipeline.run.training_job import A_RECIPE, SEND_METRICS, send_metrics

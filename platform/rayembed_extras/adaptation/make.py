@@ -1,4 +1,4 @@
-"""Preparation of an adaptation: token sequences from texts, and their plan. Independent of Ray.
+"""Cut texts into token sequences and assign them to training steps. Independent of Ray.
 
 One task for each piece of a file writes one or more parts:
 
@@ -54,7 +54,8 @@ _CHARACTERS_AT_ONCE = 1 << 21
 
 @dataclass(frozen=True)
 class MakeSequences:
-    """Task: make the sequences of a piece, in row order within each language.
+    """Task that turns the texts of one work item into sequences, in row order within each
+    language.
 
     A piece may have any size (for instance a compressed file): pending tokens are limited to one
     part. Only single texts are held whole.
@@ -98,7 +99,8 @@ class MakeSequences:
 
 
 def make_sequences(context: PipelineContext, run: Adaptation, found: FoundTexts) -> DatasetArtifact:
-    """Make or reuse the sequences of a set of texts; counts by language are in the manifest.
+    """Make the sequences of a set of texts, or reuse them; the manifest records the counts by
+    language.
 
     Raises:
         DataError: no usable text, or more bad rows than `source.max_rejected_share`.
@@ -144,7 +146,7 @@ def make_sequences(context: PipelineContext, run: Adaptation, found: FoundTexts)
 def _usable(
     rows: Iterable[Text | RejectedRow], rejected: Counter[str], examples: list[dict[str, str]]
 ) -> Iterator[Text]:
-    """Usable texts; others are counted by reason, with examples."""
+    """Yield the usable texts; count rejected ones by reason and keep some as examples."""
     for row in rows:
         if isinstance(row, Text):
             yield row
@@ -155,7 +157,9 @@ def _usable(
 
 
 def _at_once(texts: Iterable[Text]) -> Iterator[list[Text]]:
-    """Batches of texts for the tokenizer, in order; fewer texts if they are long."""
+    """Group texts into batches for one tokenizer call, with fewer texts in a batch if they are
+    long.
+    """
     some: list[Text] = []
     characters = 0
     for text in texts:
@@ -177,7 +181,7 @@ def _languages(results: Iterable[Result]) -> dict[str, dict[str, int]]:
 
 
 def _accept(found: FoundTexts, totals: Mapping[str, Any]) -> None:
-    """Raise when there are no sequences or too many bad rows."""
+    """Raise if no sequence was made or if too many rows were rejected."""
     rows_in, rejected = int(totals["rows_in"]), sum(totals["rejected"].values())
     reasons = counts_of(totals["rejected"])
     shown = "".join(
@@ -200,7 +204,7 @@ def _accept(found: FoundTexts, totals: Mapping[str, Any]) -> None:
 
 @lru_cache(maxsize=2)
 def _tokenizer_in(folder: str) -> tuple[Any, MaskingVocabulary]:
-    """Tokenizer of this process, cached for all its pieces."""
+    """Load a folder's tokenizer once in each process and cache it for further tasks."""
     pretrained = without_settings(pretrained_tokenizer(Path(folder)))
     return pretrained.backend_tokenizer, vocabulary_of(pretrained, folder)
 

@@ -1,4 +1,5 @@
-"""Masked-language modelling: its objective, an adaptation's job, and the exported encoder.
+"""Train masked-language modelling: the objective, the job for each worker, and the export of the
+encoder.
 
 b sequences of this worker, N masked tokens of the global batch, W workers.
 """
@@ -62,7 +63,7 @@ _LANGUAGE = "language"
 
 @dataclass(frozen=True)
 class CollatedMasked:
-    """Batch of one worker with its micro-batches on the CPU, in pinned memory for a GPU."""
+    """One worker's batch as micro-batches on the CPU, in pinned memory if a GPU will read them."""
 
     step: int
     micro_batches: list[dict[str, Tensor]]
@@ -89,13 +90,13 @@ class MaskedLanguage(Objective):
     def batches(
         self, plan: SequencePlan, model: MaskedLanguageModel, stage: TrainLoopConfig, seed: int
     ) -> MaskedSteps:
-        """Builder of this worker's slice of each batch."""
+        """Return the builder of this worker's share of each batch."""
         return MaskedSteps(
             *(plan, self.masking, self.vocabulary, seed, rank(), world_size()), self.held_out
         )
 
     def source(self, plan: SequencePlan, step: int) -> str:
-        """Languages of the batch."""
+        """Describe the languages of a batch, for messages."""
         _, codes = plan.read(step, plan.slots(0, 1))
         return f"the languages {', '.join(sorted(set(codes)))}"
 
@@ -170,8 +171,8 @@ class MaskedLanguage(Objective):
     def score(
         self, engine: nn.Module, batches: Iterable[MaskedBatch], settings: StepSettings
     ) -> dict[str, float]:
-        """Perplexity and accuracy on masked tokens, over all batches and for each language; every
-        worker calls it with its own slice of the batches.
+        """Return perplexity and accuracy on masked tokens, in total and by language; every worker
+        calls it with its own share of the batches.
 
         Raises:
             DataError: no token of the batches is masked.
@@ -234,7 +235,8 @@ class MaskedLanguage(Objective):
         )
 
     def _metrics(self, loss: Tensor, correct: Tensor, count: Tensor) -> dict[str, float]:
-        """Metrics over all tokens, and over the tokens of each language present.
+        """Compute the metrics over all tokens, and over the tokens of each language that
+        occurs.
 
         Args:
             loss, correct, count: (languages,) sums over masked tokens.
@@ -251,7 +253,8 @@ class MaskedLanguage(Objective):
 
 
 def _of_all_workers(ready: CollatedMasked, device: torch.device) -> tuple[int, int, int]:
-    """Maximum over all workers of micro-batches and tokens of one, and the sum of masked tokens.
+    """Return the most micro-batches of any worker, the most tokens of any micro-batch, and the
+    masked tokens of all workers.
 
     One worker knows them; several exchange them over their devices in one message.
     """
@@ -263,9 +266,8 @@ def _of_all_workers(ready: CollatedMasked, device: torch.device) -> tuple[int, i
 
 
 class HeldOutScores(Callback):
-    """Adds scores of the held-out batches to the records of due steps: `held_out/masked_accuracy`,
-    `held_out/perplexity`, and the same for each language. A perplexity that is not finite ends the
-    run.
+    """Callback that adds `held_out/masked_accuracy` and `held_out/perplexity`, also for each
+    language, to the log of scored steps. A perplexity that is not finite ends the run.
 
     Args:
         every_steps: steps between two scores; None: the last step alone.
@@ -275,11 +277,11 @@ class HeldOutScores(Callback):
         self._every = every_steps
 
     def on_train_start(self, trainer: StageTrainer, step: int) -> None:
-        """Keep a reference to the trainer."""
+        """Keep the trainer, whose model is scored later."""
         self._trainer = trainer
 
     def on_step_end(self, record: StepRecord) -> None:
-        """Score a due step.
+        """Score the held-out batches if this step is one of those to score.
 
         Raises:
             DivergenceError: a perplexity is not finite; the same on all workers.
@@ -313,14 +315,16 @@ class HeldOutScores(Callback):
 
 
 class _Tally:
-    """Float64 sums over this worker's masked tokens by language, without GPU synchronisation."""
+    """Sum losses and correct predictions over this worker's masked tokens by language, in float64,
+    without GPU synchronisation.
+    """
 
     def __init__(self, num_languages: int, device: torch.device) -> None:
         self.sums = torch.zeros(3, num_languages, dtype=torch.float64, device=device)
         """(3, languages) losses, correct predictions and tokens."""
 
     def add(self, found: Predictions, language: Tensor) -> None:
-        """Add the predictions of a micro-batch.
+        """Add the losses and correct predictions of a micro-batch.
 
         Args:
             language: of each masked token.
@@ -332,7 +336,7 @@ class _Tally:
 
 @dataclass(frozen=True)
 class AdaptationJob(Job):
-    """An adaptation job, as sent to every worker."""
+    """Everything that a worker needs to run an adaptation; sent to every worker."""
 
     run: Adaptation
     plan_folder: str
@@ -341,24 +345,24 @@ class AdaptationJob(Job):
 
     @property
     def stage(self) -> MaskedTraining:
-        """Steps and optimiser of the adaptation."""
+        """Settings of the training: number of steps, batch size and optimiser."""
         return self.run.training
 
     @property
     def pretrained(self) -> tuple[str, ...]:
-        """Reference of the pretrained encoder."""
+        """Asset reference of the pretrained encoder."""
         return (self.run.model.backbone.path,)
 
     def plan(self) -> SequencePlan:
-        """The adaptation's plan of sequences."""
+        """Open the plan that assigns sequences to the steps."""
         return SequencePlan.open(self.plan_folder)
 
     def model(self) -> MaskedLanguageModel:
-        """The pretrained encoder with its head."""
+        """Load the pretrained encoder with its prediction head."""
         return load_adapted(self.run, None)
 
     def objective(self, plan: SequencePlan) -> MaskedLanguage:
-        """Masked-language modelling with the encoder's own words."""
+        """Build the masked-language objective with the vocabulary of the encoder's tokenizer."""
         run = self.run
         vocabulary = check_adaptable(resolve_model(run.model.backbone.path), run.model)
         held_out = run.training.held_out
@@ -366,7 +370,7 @@ class AdaptationJob(Job):
         return MaskedLanguage(plan.languages, run.masking, vocabulary, masking)
 
     def trainer(self, callbacks: Sequence[Callback], stream: Stream) -> StageTrainer:
-        """Trainer of this worker, with a callback that scores the held-out batches."""
+        """Build this worker's trainer, with a callback that scores the held-out batches."""
         held_out = self.run.training.held_out
         scores = [] if held_out is None else [HeldOutScores(held_out.every_steps)]
         return super().trainer([*scores, *callbacks], stream)

@@ -1,4 +1,5 @@
-"""Masked-language modelling: the nomic encoder with BERT's head, tied to its word vectors.
+"""NomicBert encoder with BERT's masked-word prediction head, whose output weights are the word
+vectors.
 
 B sequences, T tokens, N masked tokens of a micro-batch, H hidden size, V words.
 """
@@ -19,7 +20,9 @@ from rayembed.models.tokens import padded
 
 
 class Predictions(NamedTuple):
-    """Predictions for the masked tokens; a tuple, in which engines find the tensors."""
+    """Predictions for the masked tokens; a tuple, so that training engines can find the tensors in
+    it.
+    """
 
     losses: Tensor
     """(N,) float32 negative log-likelihood of the correct word."""
@@ -28,7 +31,8 @@ class Predictions(NamedTuple):
 
 
 class MaskedLanguageHead(nn.Module):
-    """BERT's prediction head before the word vectors: linear, GELU, norm, and a bias for each word.
+    """BERT's prediction head: linear layer, GELU, norm and a bias for each word; its outputs are
+    multiplied by the word vectors.
 
     The same in BERT, RoBERTa and XLM-R.
     """
@@ -40,7 +44,7 @@ class MaskedLanguageHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_words))
 
     def forward(self, states: Tensor) -> Tensor:
-        """Transformed states (N, H)."""
+        """Transform hidden states (N, H) for the product with the word vectors."""
         made: Tensor = self.layer_norm(functional.gelu(self.dense(states)))
         return made
 
@@ -67,16 +71,16 @@ class MaskedLanguageModel(TrainableModel):
         return Predictions(losses, logits.detach().argmax(dim=1) == batch["words"])
 
     def backbone_parameter(self, name: str) -> bool:
-        """Whether the named parameter is the encoder's."""
+        """Whether the named parameter belongs to the encoder, not to the head."""
         return name.startswith("encoder.")
 
     @property
     def trained_parts(self) -> list[Any]:
-        """The encoder."""
+        """Return the only pretrained part, the encoder."""
         return [self.encoder]
 
     def compile_layers(self, backend: str = "inductor") -> None:
-        """Compile the encoder's layers from now on, see `layers.compile_layers`."""
+        """Compile the encoder's layers for all later passes, as `layers.compile_layers` does."""
         compile_layers([self.encoder], backend)
 
 

@@ -1,4 +1,5 @@
-"""Plan of an adaptation: assigns sequences to the slots of each step.
+"""Plan of an adaptation: which sequences each step trains on, and in which slot of the
+batch.
 
 It depends on the sequences, α and the seed, not on workers: worker r of W takes the slots [r·G/W,
 (r+1)·G/W) of each step, so that batches are the same for every W and a run can resume at any step
@@ -69,7 +70,9 @@ _TOKENS_OF_A_TASK = 1 << 24
 
 @dataclass(frozen=True)
 class SequencePlan:
-    """A finished plan on disk. Picklable; opens its files when they are read."""
+    """A finished plan on disk; reads the sequences of each step. Picklable; opens its files when
+    they are read.
+    """
 
     files: StepFiles
     manifest: Mapping[str, Any]
@@ -97,17 +100,19 @@ class SequencePlan:
 
     @property
     def global_sequences(self) -> int:
-        """Sequences in each step, over all workers."""
+        """Number of sequences in each step, over all workers."""
         return self.files.rows_per_step
 
     @property
     def fingerprint(self) -> str:
-        """Content hash in hexadecimal digits; depends on every sequence and its position."""
+        """Content hash of the plan in hexadecimal digits; depends on every sequence and its
+        position.
+        """
         return str(self.manifest["fingerprint"])
 
     @property
     def languages(self) -> list[str]:
-        """Language codes in their order."""
+        """Language codes, in the order of their indices."""
         return [str(recorded["language"]) for recorded in self.language_counts]
 
     @property
@@ -117,7 +122,7 @@ class SequencePlan:
         return recorded
 
     def slots(self, worker: int, num_workers: int) -> range:
-        """Slots of a worker in every step.
+        """Range of batch slots that a worker trains in every step.
 
         Raises:
             DataError: the workers cannot share a batch equally.
@@ -131,7 +136,8 @@ class SequencePlan:
         return range(worker * share, (worker + 1) * share)
 
     def read(self, step: int, slots: range) -> tuple[list[np.ndarray], list[str]]:
-        """Ids (T,) int32 and language of the sequences in these slots of a step.
+        """Read token ids (T,) int32 and language of the sequences in the given slots of a
+        step.
 
         Raises:
             ArtifactError: a file of the plan is missing or broken.
@@ -146,7 +152,7 @@ class SequencePlan:
 def write_sequence_plan(
     context: PipelineContext, run: Adaptation, prepared: Mapping[str, DatasetArtifact]
 ) -> SequencePlan:
-    """Write the plan of a run; an existing one with the same inputs is reused, as in `write_plan`.
+    """Write the plan of a run, or reuse an existing one that was made from the same inputs.
 
     Args:
         prepared: set of texts → folder of its sequences.
@@ -222,7 +228,9 @@ def _write(
 
 @dataclass(frozen=True)
 class SequencePool:
-    """Metadata for ordering all sequences, about 12 bytes each."""
+    """Content hashes and languages of all sequences, about 12 bytes each, from which the order is
+    computed.
+    """
 
     hash: np.ndarray
     """(n,) int64 content hash, part after part."""
@@ -233,7 +241,7 @@ class SequencePool:
 
 
 def read_pool(parts: Sequence[Part]) -> SequencePool:
-    """Hashes and languages of all sequences of the parts.
+    """Read the hashes and languages of all sequences.
 
     Raises:
         ArtifactError: a part is missing or broken.
@@ -253,7 +261,8 @@ def order_sequences(
     alpha: float,
     held_out: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(num_steps, G) and (held_out, G) int64 indices into the pool.
+    """(num_steps, G) training and (held_out, G) held-out int64 indices of sequences in the
+    pool.
 
     A language with m of the sequences has the share m^α / Σ m^α of every batch, exact to one
     sequence over any number of steps. Its sequences are sampled by epoch in seeded permutations of
@@ -331,7 +340,7 @@ def _order(
 
 @dataclass(frozen=True)
 class _Scatter:
-    """Task: send a part's sequences to the plan files of their positions."""
+    """Task that copies a part's sequences to the plan files in which their steps are stored."""
 
     steps_per_file: int
     global_sequences: int
@@ -343,7 +352,7 @@ class _Scatter:
 
 @dataclass(frozen=True)
 class _Gather:
-    """Task: write one plan file, sequences sorted by step and slot."""
+    """Task that writes one plan file, with its sequences sorted by step and slot."""
 
     folder: str
     buckets: Buckets
@@ -367,7 +376,7 @@ def _languages(
     held_out: np.ndarray,
     prepared: Mapping[str, DatasetArtifact],
 ) -> list[dict[str, Any]]:
-    """Available, drawn and held-out sequences of each language, with their actual shares."""
+    """Count available, drawn and held-out sequences of each language, for the manifest."""
     rest = np.flatnonzero(~np.isin(pool.hash, pool.hash[held_out.ravel()]))
     sizes, left, drawn, kept = (
         np.bincount(pool.language[rows], minlength=len(pool.languages))

@@ -26,12 +26,12 @@ XLM_R = "hf://FacebookAI/xlm-roberta-base@main"
 
 
 def adaptation_names() -> tuple[str, ...]:
-    """Names known to `get_adaptation`."""
+    """Names of the recipes that `get_adaptation` accepts."""
     return tuple(_recipes())
 
 
 def get_adaptation(name: str) -> Adaptation:
-    """Complete adaptation of a recipe.
+    """Return the complete settings of a named adaptation recipe.
 
     Raises:
         ConfigError: no such recipe; the message names the nearest one.

@@ -1,4 +1,4 @@
-"""An adaptation: masked-language modelling of an encoder with rotary positions.
+"""Settings of an adaptation: masked-language modelling of an encoder with rotary positions.
 
 The first step of Nomic Embed v2 (arXiv 2502.07972, section 4.1 and Table 2): what it leaves is the
 `model.backbone.path` of the next one.
@@ -54,7 +54,7 @@ class RotaryEncoderConfig(Settings):
 
 
 class TextsSource(FileSource):
-    """One text in each row; `language` names the column of its language."""
+    """Files with one text in each row; `language` names the column of its language."""
 
     kind: Literal["texts"] = "texts"
     text: Column = "text"
@@ -81,7 +81,9 @@ class TextsConfig(Settings):
 
 
 class CorpusConfig(Settings):
-    """Texts, their division into token sequences, and the sampling of languages."""
+    """Settings of the corpus: texts, how they are cut into token sequences, and how languages are
+    sampled.
+    """
 
     root: Reference = ""
     """Base of relative source paths; not part of the run's identity."""
@@ -98,7 +100,8 @@ class CorpusConfig(Settings):
 
 
 class MaskingConfig(Settings):
-    """Masking of tokens in masked-language modelling.
+    """Settings that choose the masked tokens and their replacements in masked-language
+    modelling.
 
     Drawn for each step, by seed, step and position in the batch. Table 2 states the probability;
     the shares are those of the collator of transformers that the released code calls, and of BERT.
@@ -122,7 +125,8 @@ class MaskingConfig(Settings):
 
 
 class HeldOutWords(Settings):
-    """Sequences that are held out of training; their masked words are scored during the training.
+    """Sequences excluded from training, whose masked words are predicted and scored while training
+    runs.
 
     Their masks are drawn once, by the run's seed, so that scores of all steps are comparable, and
     those of runs that differ in neither these sequences nor this masking.
@@ -156,17 +160,19 @@ class MaskedTraining(Settings):
 
     @property
     def loss(self) -> None:
-        """None: the loss is the cross-entropy of the masked words."""
+        """Always None: an adaptation has no configurable loss, it uses cross-entropy of the masked
+        words.
+        """
         return
 
     @property
     def global_rows(self) -> int:
-        """Sequences in a step."""
+        """Number of sequences in a step, over all workers."""
         return self.global_sequences
 
     @property
     def row_name(self) -> str:
-        """Plural noun for rows in messages."""
+        """Plural noun for training rows in messages: sequences."""
         return "sequences"
 
     @model_validator(mode="after")
@@ -223,11 +229,11 @@ class Adaptation(NamedRun):
 
     @property
     def stage_names(self) -> tuple[str, ...]:
-        """Name of the only stage."""
+        """Name of the adaptation's only training stage."""
         return (self.training.name,)
 
     def identity(self, write: Callable[[str], str] | None = None) -> dict[str, Any]:
-        """Fingerprinted settings: everything that the trained weights depend on."""
+        """Settings that decide the trained weights and are therefore fingerprinted."""
         values = super().identity(write)
         del values["corpus"]["root"], values["training"]["checkpoint_every_steps"]
         if self.training.held_out is None:

@@ -1,4 +1,6 @@
-"""Tables of an adaptation: estimated needs, and the sequences drawn of each language."""
+"""Print tables of an adaptation: estimated memory, disk and time, and the sequences drawn of each
+language.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
@@ -9,7 +11,8 @@ from rayembed_extras.adaptation.settings import Adaptation, TextsSource
 
 
 def print_adaptation(run: Adaptation, *, out: TextIO, tables: TextIO) -> None:
-    """Write the run as YAML to `out` and its estimated needs to `tables`; see `print_dry_run`.
+    """Write the run as YAML to `out`, and the table of memory, disk and time to `tables`; see
+    `print_dry_run`.
 
     Raises:
         ConfigError, ArtifactError: the model cannot be built as configured.
@@ -23,7 +26,7 @@ def print_adaptation(run: Adaptation, *, out: TextIO, tables: TextIO) -> None:
 
 
 def print_adaptations(runs: Iterable[Adaptation], *, out: TextIO) -> None:
-    """Write a table of recipes."""
+    """Write a table of all adaptation recipes."""
     rows = []
     for run in runs:
         training = run.training
@@ -34,7 +37,8 @@ def print_adaptations(runs: Iterable[Adaptation], *, out: TextIO) -> None:
 
 
 def corpus_table(languages: Sequence[Mapping[str, Any]], metrics: Mapping[str, float]) -> Table:
-    """Share of each language in the corpus and in the batches, and the last step's metrics.
+    """Tabulate each language's share of the corpus and of the batches, and the last step's
+    metrics.
 
     Args:
         languages: from the manifest of the plan.

@@ -27,7 +27,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class RejectedRow:
-    """A row that cannot be used."""
+    """A row without a usable text, with the reason."""
 
     reason: str
     shown: str
@@ -71,7 +71,7 @@ def find_texts(texts: TextsConfig, root: str) -> FoundTexts:
 
 
 def read_texts(texts: TextsConfig, item: FilePiece) -> Iterator[Text | RejectedRow]:
-    """Texts of a work item, in order.
+    """Yield the texts and rejected rows of a work item, in order.
 
     Raises:
         ArtifactError: the file cannot be read.

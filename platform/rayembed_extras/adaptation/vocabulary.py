@@ -1,4 +1,6 @@
-"""Tokenizer facts for packing and masking. Independent of torch."""
+"""Properties of a tokenizer that packing and masking need: special tokens and number of words.
+Independent of torch.
+"""
 
 import hashlib
 import json
@@ -26,7 +28,7 @@ class MaskingVocabulary:
 
 
 def vocabulary_of(pretrained: Any, where: str) -> MaskingVocabulary:
-    """Vocabulary of a tokenizer of transformers.
+    """Read the vocabulary of a transformers tokenizer.
 
     Args:
         where: what to call it in messages.
@@ -52,8 +54,8 @@ def vocabulary_of(pretrained: Any, where: str) -> MaskingVocabulary:
 
 
 def tokens_fingerprint(pretrained: Any) -> str:
-    """Fingerprint of all settings of a tokenizer that affect a text's tokens; twelve hexadecimal
-    digits.
+    """Fingerprint, twelve hexadecimal digits, of all tokenizer settings that affect a text's
+    tokens.
     """
     content = [without_settings(pretrained).backend_tokenizer.to_str(), *pretrained.all_special_ids]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""Packs texts into sequences of bounded length and writes them as Parquet parts with bounded
+"""Cut texts into sequences of bounded length and write them as Parquet files, with bounded
 memory.
 """
 
@@ -27,7 +27,8 @@ _ROWS_PER_GROUP = 256
 
 
 class SequenceWriter:
-    """Makes sequences from one task's texts and writes a part whenever enough tokens are pending.
+    """Makes sequences from one task's texts and writes a Parquet file whenever enough tokens have
+    been collected.
 
     Part boundaries do not affect sequences. Between calls it holds less than `TOKENS_PER_PART`
     tokens of sequences and less than one sequence of each language.
@@ -45,7 +46,7 @@ class SequenceWriter:
         self._tokens = 0
 
     def take(self, language: str, texts: Sequence[np.ndarray]) -> None:
-        """Append texts, (n,) int32 ids each without special tokens, to a language's texts."""
+        """Add texts of a language, each as (n,) int32 token ids without special tokens."""
         counts = self.languages.setdefault(language, Counter())
         counts["texts"] += len(texts)
         counts["tokens"] += sum(map(len, texts))
@@ -61,8 +62,8 @@ class SequenceWriter:
         self._keep(language, made)
 
     def finish(self) -> Result:
-        """Write the pending sequences; return `rows_out`, `parts`, and texts, tokens and sequences
-        of each of `languages`.
+        """Write the pending sequences; return `rows_out`, `parts`, and for each of `languages` the
+        texts, tokens and sequences.
         """
         for language, rest in self.rest.items():
             self._keep(language, [with_special_tokens(rest, self.vocabulary)] if len(rest) else [])
@@ -93,7 +94,8 @@ class SequenceWriter:
 
 
 def _write(folder: str, sequences: Mapping[str, Sequence[np.ndarray]]) -> tuple[str, int]:
-    """Write a part with the sequences, sorted by language code; return its name and number of rows.
+    """Write sequences, sorted by language code, to a Parquet file; return its name and number of
+    rows.
 
     Idempotent.
     """
@@ -113,7 +115,7 @@ def _write(folder: str, sequences: Mapping[str, Sequence[np.ndarray]]) -> tuple[
 
 
 def _hash(language: str, ids: np.ndarray) -> int:
-    """Signed 64-bit hash of a sequence and its language, the sort key of sequences."""
+    """Signed 64-bit hash of a sequence and its language, by which sequences are sorted."""
     digest = xxhash.xxh3_64(language.encode())
     digest.update(ids.tobytes())
     return int(np.uint64(digest.intdigest()).astype(np.int64))
@@ -125,7 +127,8 @@ def packed(
     length: int,
     before: np.ndarray | None = None,
 ) -> tuple[list[np.ndarray], np.ndarray | None]:
-    """Full sequences of the texts' tokens in order, and the remaining tokens.
+    """Concatenate texts and cut them into full sequences; return these and the remaining
+    tokens.
 
     Texts are separated by the tokenizer's closing special tokens, and each sequence is enclosed in
     its special tokens. The remainder, (r,) int32 without special tokens and shorter than a
@@ -150,13 +153,13 @@ def packed(
 def truncated(
     texts: Sequence[np.ndarray], vocabulary: MaskingVocabulary, length: int
 ) -> list[np.ndarray]:
-    """One sequence for each text, truncated at the end; arguments as of `packed`."""
+    """Make one sequence of each text, cut at its end if too long; arguments as in `packed`."""
     room = token_budget(vocabulary, length)
     return [with_special_tokens(text[:room], vocabulary) for text in texts]
 
 
 def with_special_tokens(ids: np.ndarray, vocabulary: MaskingVocabulary) -> np.ndarray:
-    """(T,) int32: the ids with the tokenizer's special tokens around them."""
+    """(T,) int32 token ids enclosed in the tokenizer's special tokens."""
     return np.concatenate([vocabulary.prefix, ids, vocabulary.suffix]).astype(np.int32)
 
 

@@ -1,4 +1,4 @@
-"""AIR-Bench's versions as benchmarks of an evaluation."""
+"""Make each version of AIR-Bench available as a benchmark of an evaluation."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,14 @@ _FOLDER = "air-bench"
 
 @dataclass(frozen=True)
 class AirBench:
-    """A version of AIR-Bench. Methods import what they need: its name is read where mteb is not
-    loaded.
+    """One version of AIR-Bench as a benchmark. Methods import what they need: its name is read
+    where mteb is not loaded.
     """
 
     name: Version
 
     def jobs(self, run: EvaluationRun) -> "list[AirBenchJob]":
-        """Create a job for each data set in the run's languages.
+        """Create a job for each data set that has one of the run's languages.
 
         Raises:
             ConfigError: there is none.
@@ -37,14 +37,14 @@ class AirBench:
         return air_bench_jobs(self.name, _folder(run), run.languages)
 
     def keep(self, run: EvaluationRun, done: "Sequence[Done]") -> None:
-        """Write the table of dev scores, if there are any."""
+        """Write the table of dev scores, if any dev split was scored."""
         from rayembed_extras.air_bench.scores import write_dev_scores
 
         if _has_dev(done):
             write_dev_scores(_folder(run), self.name, _retriever(done))
 
     def scores(self, run: EvaluationRun, done: "Sequence[Done]") -> Mapping[str, float]:
-        """Main scores of the finished dev splits."""
+        """Return the main scores of the finished dev splits, by data set."""
         from rayembed_extras.air_bench.scores import read_dev_scores
 
         if not _has_dev(done):
@@ -53,7 +53,7 @@ class AirBench:
         return {name: score for name, score in found.items() if score is not None}
 
     def report(self, run: EvaluationRun, done: "Sequence[Done]") -> list[str]:
-        """Print dev scores, and how to submit the test splits."""
+        """Print the dev scores, and the command that submits the test splits."""
         from rayembed_extras.air_bench.scores import dev_file, dev_markdown, read_dev_scores
 
         finished = [one for one in done if one.outcome is not None]
@@ -72,9 +72,7 @@ class AirBench:
         return lines
 
     def write_submission(self, storage: str, retriever: str) -> str:
-        """Write the zip file for the leaderboard; raises the errors of
-        `submission.write_submission`.
-        """
+        """Write the leaderboard's zip file; raises the errors of `submission.write_submission`."""
         from rayembed_extras.air_bench.submission import write_submission
 
         folder = join(storage, _FOLDER)
@@ -94,7 +92,7 @@ def _has_dev(done: Sequence[Any]) -> bool:
 
 
 def _retriever(done: "Sequence[Done]") -> str:
-    """Name of the model in the results; at least one result exists."""
+    """Return the model's name in AIR-Bench's results; at least one result must exist."""
     from rayembed_extras.air_bench.job import AIR_BENCH_RESULT
 
     outcomes = (one.outcome for one in done if one.outcome is not None)
@@ -102,7 +100,9 @@ def _retriever(done: "Sequence[Done]") -> str:
 
 
 def _set_storage(run: EvaluationRun) -> str:
-    """Option that names the storage in a suggested command; empty for the default."""
+    """Return the `--set` option that names the storage in a suggested command; empty for the
+    default storage.
+    """
     storage = run.placement.storage_path
     default = EvaluationPlacement().storage_path
     if storage in (default, str(Path(default).absolute())):

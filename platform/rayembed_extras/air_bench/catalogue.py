@@ -46,30 +46,32 @@ class AirBenchDataset:
 
     @property
     def splits(self) -> tuple[Split, ...]:
-        """`dev`, `test` or both, in this order."""
+        """Splits that the data set has: `dev`, `test` or both, in this order."""
         return tuple(self.num_queries)
 
     @property
     def repository(self) -> str:
-        """Repository on the hub with corpus and queries; its configuration is the version."""
+        """Hub repository of corpus and queries, whose configuration name is the benchmark's
+        version.
+        """
         return f"{_ORGANISATION}/{self._place}"
 
     @property
     def labels_repository(self) -> str:
-        """Repository on the hub with the labels of dev splits; those of test splits are closed."""
+        """Hub repository of the dev splits' labels; labels of test splits are not public."""
         return f"{_ORGANISATION}/qrels-{self._place}-dev"
 
     @property
     def corpus_split(self) -> str:
-        """The hub's split with the documents."""
+        """Name of the hub split with the documents."""
         return f"corpus_{self._name_on_hub}"
 
     def queries_split(self, split: Split) -> str:
-        """The hub's split with the queries."""
+        """Name of the hub split with the queries."""
         return f"queries_{self._name_on_hub}{self._ending(split)}"
 
     def labels_split(self, split: Split) -> str:
-        """The hub's split with the labels."""
+        """Name of the hub split with the labels."""
         return f"qrels_{self._name_on_hub}{self._ending(split)}"
 
     @property
@@ -78,7 +80,9 @@ class AirBenchDataset:
         return f"{self._place}_{self.name}"
 
     def result_path(self, split: Split) -> str:
-        """Path of the search results for AIR-Bench's tools, below a reranker's folder."""
+        """Path of the search results in AIR-Bench's own folder layout, relative to the folder of a
+        reranker.
+        """
         return f"{self.task}/{self.domain}/{self.language}_{self.name}_{split}.json"
 
     @property
@@ -101,7 +105,8 @@ def air_bench_datasets(
     languages: Sequence[str] = (),
     splits: Sequence[str] = (),
 ) -> tuple[AirBenchDataset, ...]:
-    """Data sets of a version, with the requested splits, in the catalogue's order.
+    """Select the data sets of a version that have the requested splits, in the catalogue's
+    order.
 
     Args:
         tasks: `qa`, `long-doc`; none: both. So with the others: none means all.

@@ -1,4 +1,4 @@
-"""Corpora, queries and labels of AIR-Bench from the hub, memory-mapped.
+"""Load AIR-Bench's corpora, queries and labels from the Hugging Face hub, memory-mapped.
 
 Only labels become Python values: a few thousand judgements. A corpus stays in Arrow files in the
 cache of `datasets`, whatever its size; AIR-Bench's own loader makes a dictionary of it.
@@ -42,7 +42,8 @@ class AirBenchData:
 
 
 def load_data(dataset: AirBenchDataset, cache: str | None = None) -> AirBenchData:
-    """The corpus and the queries of all splits of `dataset`, from the hub or the cache.
+    """Load the corpus and the queries of all splits of `dataset`, from the hub or its local
+    cache.
 
     Args:
         cache: folder in place of the one of `datasets` (`HF_DATASETS_CACHE`).
@@ -61,7 +62,7 @@ def load_data(dataset: AirBenchDataset, cache: str | None = None) -> AirBenchDat
 
 
 def load_labels(dataset: AirBenchDataset, cache: str | None = None) -> Labels:
-    """The public labels of the dev split.
+    """Load the public labels of the dev split.
 
     Raises:
         AssetError: as `load_data`.
@@ -76,7 +77,7 @@ def load_labels(dataset: AirBenchDataset, cache: str | None = None) -> Labels:
 
 
 def unknown_ids(corpus: Dataset, ids: set[str]) -> list[str]:
-    """Ids that no document of the corpus has, sorted; compared in Arrow."""
+    """Return the sorted ids that no document of the corpus has."""
     asked = pyarrow.array(sorted(ids), pyarrow.string())
     known = _column(corpus, "id").combine_chunks().cast(pyarrow.string())
     missing = pyarrow.compute.invert(pyarrow.compute.is_in(asked, value_set=known))
@@ -85,7 +86,7 @@ def unknown_ids(corpus: Dataset, ids: set[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Configuration:
-    """All splits of a repository for a version."""
+    """All splits of a hub repository for one benchmark version, at one commit."""
 
     where: str
     splits: Mapping[str, Dataset]
@@ -93,7 +94,7 @@ class _Configuration:
 
 
 def _load(repository: str, version: str, cache: str | None) -> _Configuration:
-    """The repository's splits for the version, all at one commit.
+    """Load the repository's splits for one benchmark version, all at the same commit.
 
     A commit that is named also spares a request to the hub's data set viewer, which mirrors lack.
     """
@@ -121,7 +122,7 @@ def _load(repository: str, version: str, cache: str | None) -> _Configuration:
 
 
 def _commit(repository: str) -> str:
-    """Commit of the repository; empty if the hub cannot be reached.
+    """Ask the hub for the repository's current commit; empty if the hub cannot be reached.
 
     Raises:
         AssetError: the repository is not there or not for us.
@@ -138,7 +139,7 @@ def _commit(repository: str) -> str:
 
 
 def _columns(found: _Configuration, split: str, columns: tuple[str, ...]) -> Dataset:
-    """Read some columns of a split; they must exist and have rows."""
+    """Read the named columns of a split; raise if one is missing or the split is empty."""
     if split not in found.splits:
         raise DataError(
             f"{found.where} has no split {split!r}; it has {', '.join(found.splits)}. {_CHANGED}"
@@ -155,7 +156,7 @@ def _columns(found: _Configuration, split: str, columns: tuple[str, ...]) -> Dat
 
 
 def _texts(found: _Configuration, split: str) -> Dataset:
-    """Ids and texts of a split, strings, none missing and no id twice."""
+    """Read ids and texts of a split; raise if any is missing or an id occurs twice."""
     rows = _columns(found, split, _TEXTS)
     where = f"{found.where}, split {split!r}"
     for name in _TEXTS:
@@ -169,7 +170,7 @@ def _texts(found: _Configuration, split: str) -> Dataset:
 
 
 def _column(dataset: Dataset, name: str) -> pyarrow.ChunkedArray:
-    """A whole column, memory-mapped."""
+    """Return a whole column as a memory-mapped Arrow array."""
     return dataset.data.table.column(name)
 
 

@@ -43,11 +43,12 @@ class AirBenchJob:
 
     @property
     def num_texts(self) -> int:
-        """Documents and queries, as published."""
+        """Number of documents and queries that the benchmark's authors published."""
         return self.dataset.num_documents + sum(self.dataset.num_queries.values())
 
     def finished(self, meta: ModelMeta) -> bool:
-        """Whether all splits have results of this model, so that `run` has nothing to embed.
+        """Whether all splits have results of this model, so that `run` does not embed
+        anything.
 
         Raises:
             ArtifactError: the results there are of another model or revision.
@@ -55,7 +56,8 @@ class AirBenchJob:
         return not self._missing(open_results(self.folder, self.dataset.version, meta))
 
     def run(self, model: Any) -> dict[str, Any]:
-        """Search the splits that have no result yet, with a model that has mteb's `SearchProtocol`.
+        """Search the splits that have no result yet; the model implements mteb's
+        `SearchProtocol`.
 
         Returns:
             `AIR_BENCH_RESULT` → the model's name in the results, and the scores of each split, of
@@ -112,7 +114,7 @@ class AirBenchJob:
     def _search(
         self, model: Any, data: AirBenchData, splits: Sequence[Split]
     ) -> dict[Split, dict[str, dict[str, float]]]:
-        """Scores of the best documents, by split, query and document.
+        """Search the corpus; return split → query → best documents with their scores.
 
         The corpus is indexed for one search, because models may let go of it after that. Queries
         are distinguished by their splits, because two splits may share ids.

@@ -1,4 +1,5 @@
-"""Search results of one model in AIR-Bench's own layout, with a record of their origin.
+"""Store one model's search results in AIR-Bench's own layout, with a record of the model
+and data.
 
     <folder>/<version>/<retriever>/NoReranker/<task>/<domain>/<language>_<data set>_<split>.json
     <folder>/<version>/<retriever>/made_by.json
@@ -45,7 +46,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 @dataclass(frozen=True)
 class ResultRecord:
-    """Origin of a result file: model, data, versions and scores."""
+    """Record of how a result file was made: model, data, versions and scores."""
 
     revision: str
     """Revision of the model."""
@@ -64,7 +65,7 @@ class ResultRecord:
 
 @dataclass(frozen=True)
 class AirBenchResults:
-    """The results of a model for a version, by data set and split.
+    """Result files of one model for one benchmark version, by data set and split.
 
     Jobs get them from `open_results`, which makes sure whose they are.
     """
@@ -77,7 +78,7 @@ class AirBenchResults:
 
     @classmethod
     def of(cls, folder: str, version: str, retriever: str) -> "AirBenchResults":
-        """The results in a retriever's folder, for any model.
+        """Open the results in a retriever's folder, whichever model made them.
 
         Raises:
             ArtifactError: as `made_by`.
@@ -86,11 +87,11 @@ class AirBenchResults:
         return cls(folder, version, retriever, str(maker.get("model")), str(maker.get("revision")))
 
     def path(self, dataset: AirBenchDataset, split: Split) -> str:
-        """Path of the result file."""
+        """Path of a result file."""
         return join(self._place, NO_RERANKER, dataset.result_path(split))
 
     def read(self, dataset: AirBenchDataset, split: Split) -> bytes:
-        """Read the result file.
+        """Read a result file.
 
         Raises:
             ArtifactError: it is not there.
@@ -112,7 +113,7 @@ class AirBenchResults:
             return None
 
     def problem(self, dataset: AirBenchDataset, split: Split) -> str:
-        """Reason why a result is incomplete or from another revision; empty if it is valid."""
+        """Say why a result is incomplete or from another revision; empty if it is valid."""
         record = self.record(dataset, split)
         if record is None:
             return "missing"
@@ -143,7 +144,7 @@ class AirBenchResults:
         num_documents: int,
         scores: Mapping[str, float],
     ) -> ResultRecord:
-        """Write a result, then its record.
+        """Write a result file first, then its record.
 
         Args:
             found: complete and checked, with `DEPTH` documents at most for each query.
@@ -171,7 +172,7 @@ class AirBenchResults:
         return record
 
     def header(self, dataset: AirBenchDataset, split: Split) -> dict[str, str]:
-        """The fields of a result file other than the search results, in AIR-Bench's order."""
+        """Fields of a result file that precede the search results, in AIR-Bench's order."""
         return {
             "model_name": self.retriever,
             "reranker_name": NO_RERANKER,
@@ -192,7 +193,8 @@ class AirBenchResults:
 
 
 def open_results(folder: str, version: str, meta: ModelMeta) -> AirBenchResults:
-    """Open the results of a model below `folder` and reserve the folder for this model.
+    """Open a model's results below `folder` and reserve it for this model; raise if it has results
+    of another.
 
     Args:
         folder: local or in object storage.
@@ -265,7 +267,8 @@ def check_retriever_name(name: str) -> None:
 
 
 def checked(found: Found, queries: Iterable[str], where: str) -> dict[str, dict[str, float]]:
-    """The `DEPTH` best documents of every query, best first, in the order of `queries`.
+    """Return the `DEPTH` best documents of every query, best first; raise if a query has
+    none.
 
     Raises:
         ArtifactError: the model left a query out, found nothing for one or answered one that was

@@ -1,4 +1,4 @@
-"""Scores of dev splits, as AIR-Bench's own evaluation computes them, and their table.
+"""Score dev splits as AIR-Bench's own evaluation does, and tabulate the scores.
 
 Only dev splits can be scored here. What a model reaches on test splits, and its rank, is known
 only from the leaderboard, after a submission; a dev score is no estimate of it for the long
@@ -30,7 +30,8 @@ _MEASURES: Mapping[str, str] = {
 
 
 def retrieval_scores(labels: Labels, found: Found) -> dict[str, float]:
-    """Means over the labelled queries: `ndcg_at_10`, `map_at_…`, `recall_at_…`, `precision_at_…`.
+    """Average `ndcg_at_10`, `map_at_…`, `recall_at_…` and `precision_at_…` over the labelled
+    queries.
 
     trec_eval's measures, which break ties between documents by their ids. Not rounded; AIR-Bench
     rounds to five decimals.
@@ -67,19 +68,19 @@ class DevScores:
     yet."""
 
     def datasets(self, task: Task | None = None) -> tuple[AirBenchDataset, ...]:
-        """Data sets with a dev split, of all tasks or of one task."""
+        """List the data sets with a dev split, of all tasks or of one task."""
         tasks = () if task is None else (task,)
         return air_bench_datasets(self.version, tasks=tasks, splits=("dev",))
 
     def mean(self, task: Task) -> float | None:
-        """Mean over the task's data sets, as on the leaderboard; None while a score is missing."""
+        """Average a task's data sets as the leaderboard does; None while a score is missing."""
         found = [self.scores.get(dataset.label) for dataset in self.datasets(task)]
         known = [score for score in found if score is not None]
         return sum(known) / len(known) if len(known) == len(found) else None
 
 
 def read_dev_scores(folder: str, version: str, retriever: str) -> DevScores:
-    """Read the dev scores computed so far from the records next to the results.
+    """Read the dev scores computed so far from the records of the result files.
 
     Raises:
         ConfigError: no such version, or one without dev splits.
@@ -96,12 +97,14 @@ def read_dev_scores(folder: str, version: str, retriever: str) -> DevScores:
 
 
 def dev_file(folder: str, version: str, retriever: str) -> str:
-    """Path of the table of a retriever's dev scores, next to its results."""
+    """Path of the CSV file with a retriever's dev scores, in the folder of its results."""
     return join(folder, version, retriever, _DEV_FILE)
 
 
 def write_dev_scores(folder: str, version: str, retriever: str) -> None:
-    """Write the dev scores computed so far into `dev_file`; raises the errors of their reader."""
+    """Write the dev scores computed so far to the CSV file `dev_file`; raises the errors of
+    `read_dev_scores`.
+    """
     table = dev_csv(read_dev_scores(folder, version, retriever))
     write_atomic(dev_file(folder, version, retriever), table.encode())
 

@@ -70,7 +70,9 @@ def write_submission(folder: str, version: str, retriever: str, out: str) -> str
 
 
 def _checked(results: AirBenchResults, dataset: AirBenchDataset) -> tuple[bytes, str]:
-    """Content of the result file, and the problem with it; empty if it is valid."""
+    """Return the content of a result file and its problem; the problem is empty if the file is
+    valid.
+    """
     if problem := results.problem(dataset, _SPLIT):
         return b"", problem
     content = results.read(dataset, _SPLIT)

@@ -1,4 +1,4 @@
-"""Metadata and query instruction of an AIR-Bench data set, as mteb's models take them.
+"""Describe an AIR-Bench data set as an mteb task, with an instruction for its queries.
 
 The instructions are ours. AIR-Bench publishes none, and the published runs of instructed models
 use one sentence for everything. Documents get no instruction.
@@ -55,12 +55,13 @@ _LANGUAGES: Mapping[str, str] = {
 
 
 def query_instruction(dataset: AirBenchDataset) -> str:
-    """English instruction for queries that describes the documents to search for."""
+    """Return an English instruction for queries, which says what documents to search for."""
     return _INSTRUCTIONS[dataset.task][dataset.domain]
 
 
 def task_metadata(dataset: AirBenchDataset, revision: str) -> TaskMetadata:
-    """Metadata of a retrieval task of mteb; the prompt of queries is `query_instruction`.
+    """Build mteb's metadata of a retrieval task, with `query_instruction` as the prompt of
+    queries.
 
     Args:
         revision: the commit of the data set's repository.

@@ -1,4 +1,4 @@
-"""Jobs of the storage clean-up, as `rayembed` lists them."""
+"""Declare the job that cleans a storage for the `rayembed` command."""
 
 from rayembed.jobs.table import SERVE, Command
 

@@ -1,4 +1,6 @@
-"""Contents of a storage as read from its listing, and a request to free some of them."""
+"""Describe what a storage contains, as read from its file listing, and the request to free some of
+it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ State = Literal["running", "done", "stopped", "failed", "interrupted"]
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """MLflow run of a training run, as recorded in the run's folder."""
+    """Ids of the MLflow run that belongs to a training run, as recorded in its folder."""
 
     tracking_uri: str
     experiment_id: str
@@ -30,7 +32,7 @@ class TrackedRun:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "TrackedRun | None":
-        """The MLflow run named in the content of a file; None if it names none."""
+        """Read the ids of the MLflow run from a file's content; None if an id is missing."""
         names = ("tracking_uri", "experiment_id", "run_id")
         return cls(*(str(values[name]) for name in names)) if values.keys() >= {*names} else None
 
@@ -61,18 +63,20 @@ class StoredRun:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all parts."""
+        """Total bytes of all parts of the run."""
         return sum(self.parts.values())
 
     @property
     def is_over(self) -> bool:
-        """Whether the run will never read its checkpoints again."""
+        """Whether the run has finished or was stopped for good, so that its checkpoints are not
+        needed.
+        """
         return self.state in ("done", "stopped")
 
 
 @dataclass(frozen=True)
 class PreparedFolder:
-    """A folder of prepared data, or a batch plan."""
+    """A folder of prepared data, or of a batch plan."""
 
     place: str
     """Path below the storage."""
@@ -88,12 +92,12 @@ class PreparedFolder:
 
     @property
     def identity(self) -> str:
-        """Fingerprint at the end of the folder's name."""
+        """Fingerprint with which the folder's name ends."""
         return self.place.rpartition("-")[2]
 
 
 def part_of(path: str) -> str:
-    """Part of a run to which a file in its folder belongs."""
+    """Classify a file in a run's folder: model, scores, checkpoint, weights or other."""
     top, _, rest = path.partition("/")
     below = rest.partition("/")[0]
     if top == "models" and rest:
@@ -134,7 +138,7 @@ class CleanRequest:
 
 
 def check_request(asked: CleanRequest) -> None:
-    """Check that the options can be combined.
+    """Check that the command-line options can be combined.
 
     Raises:
         ConfigError: they do not.

@@ -1,5 +1,4 @@
-"""Contents of a storage: runs and sweeps with their parts, and data folders with the runs that use
-them.
+"""List a storage: runs and sweeps by part, and data folders with the runs that use them.
 
 Read from one listing and from the files by which folders are recognised: `run.yaml`, `sweep.yaml`
 and `manifest.json`. A folder without its file is listed and never removed.
@@ -53,7 +52,7 @@ NEW_SECONDS = 86400.0
 
 
 class Inventory:
-    """Contents of a storage at the time of the listing.
+    """Snapshot of what a storage contained when it was listed.
 
     Args:
         storage: absolute path or address.
@@ -81,7 +80,7 @@ class Inventory:
 
     @cached_property
     def runs(self) -> list[StoredRun]:
-        """Runs and sweeps by kind and name."""
+        """All runs and sweeps in the storage, sorted by kind and name."""
         trials = {
             name.removeprefix(_TRIALS).removesuffix(".json"): (folder.partition("/")[2], name)
             for folder, files in self._folders.items()
@@ -103,19 +102,21 @@ class Inventory:
         return found
 
     def trials(self, sweep: StoredRun) -> list[StoredRun]:
-        """Stored runs of a sweep's trials; empty for a run."""
+        """Return the stored runs of a sweep's trials; empty for a run."""
         return [run for run in self.runs if sweep.kind == SWEEPS and run.sweep == sweep.name]
 
     @cached_property
     def prepared(self) -> list[PreparedFolder]:
-        """Folders of data and plans by path, without folders that have no manifest by design."""
+        """Folders of prepared data and plans, sorted by path; folders that never have a manifest
+        are left out.
+        """
         places = [f for f in sorted(self._folders) if f.partition("/")[0] in _PREPARED]
         aside = ("data/vectors/", "data/answers/", "data/given/")
         return [self._prepared(place) for place in places if not place.startswith(aside)]
 
     @cached_property
     def vectors(self) -> dict[str, int]:
-        """Files of teachers' vectors below the storage, each for a part of data → bytes."""
+        """Path of each file with a teacher's cached vectors → bytes."""
         return {
             path: size
             for path, size in self.files.items()
@@ -124,7 +125,7 @@ class Inventory:
         }
 
     def used(self, runs: Iterable[StoredRun]) -> dict[str, list[str]]:
-        """Path of each used folder and vector file → names of the runs that use it."""
+        """Path of each data folder and vector file in use → names of the runs that use it."""
         found: dict[str, list[str]] = {}
         for run in runs:
             for path in self._uses(run):
@@ -143,7 +144,7 @@ class Inventory:
         return {path: size for path, size in free.items() if path not in new}
 
     def new(self) -> set[str]:
-        """Paths of unused data that is too recent to be removed."""
+        """Paths of unused data that was written too recently to be removed."""
         free = self._free(self.runs).keys()
         return self._new(set(free)) & free
 
@@ -153,7 +154,7 @@ class Inventory:
         return {path: n for path, n in {**self.vectors, **folders}.items() if path not in used}
 
     def _new(self, paths: set[str]) -> set[str]:
-        """Paths written recently, and all paths that they refer to."""
+        """Select the paths that were written recently, and all data that these refer to."""
         folders = [one for one in self.prepared if one.state == "finished" and one.place in paths]
         fresh = [one for one in folders if self._is_fresh(one.place, NEW_SECONDS)]
         vectors = paths & self.vectors.keys()
@@ -187,11 +188,13 @@ class Inventory:
         }
 
     def below(self, folder: str) -> dict[str, int]:
-        """Path below a folder → bytes."""
+        """Path of each file below a folder → bytes."""
         return self._folders.get(folder, {})
 
     def others(self) -> dict[str, int]:
-        """Other contents → bytes: files without a manifest, evaluation results, small models."""
+        """Path of everything else → bytes: files without a manifest, evaluation results, small
+        models.
+        """
         known = {f"{run.kind}/{run.name}" for run in self.runs}
         known |= {folder.place for folder in self.prepared}
         sizes = {
@@ -208,7 +211,8 @@ class Inventory:
         return dict(sorted(sizes.items()))
 
     def at_work(self) -> list[str]:
-        """Names of runs and sweeps with a running job, including those without a folder yet.
+        """Names of runs and sweeps on which a job is working now, also before their folder
+        exists.
 
         Raises:
             StorageError: the storage cannot be read.
@@ -218,12 +222,12 @@ class Inventory:
         return sorted(name for kind, name in held if self._is_locked(kind, name))
 
     def _is_locked(self, kind: str, name: str) -> bool:
-        """Whether a job has the files of a run or a sweep and renews its lease."""
+        """Whether a running job holds the lease of a run or a sweep."""
         times = file_times(join(self.storage, LEASES, kind, name))
         return any(time.time_ns() - written < LEASE_SECONDS * 1e9 for written in times.values())
 
     def being_made(self) -> list[str]:
-        """Unfinished data folders with a recent write."""
+        """Paths of unfinished data folders that were written to recently."""
         unfinished = [one for one in self.prepared if one.state == "unfinished"]
         return [one.place for one in unfinished if self._is_fresh(one.place, STALE_SECONDS)]
 
@@ -232,7 +236,7 @@ class Inventory:
         return bool(times) and time.time() - max(times.values()) / 1e9 < seconds
 
     def _settings(self, folder: str, note: str) -> Mapping[str, Any]:
-        """Settings of a folder as plain text; empty if they are missing or cannot be read."""
+        """Read a folder's settings as plain text; empty if they are missing or unreadable."""
         if note not in self.below(folder):
             return {}
         try:
@@ -313,18 +317,22 @@ class Inventory:
 
     @cached_property
     def _vectors_of(self) -> dict[str, list[str]]:
-        """Digest of a part → its vector files."""
+        """Digest of a data file → paths of the vector files computed from it."""
         found: dict[str, list[str]] = {}
         for path in self.vectors:
             found.setdefault(path.rpartition("/")[2].partition(".")[0], []).append(path)
         return found
 
     def _uses(self, run: StoredRun) -> set[str]:
-        """Paths of all folders that a run's folder refers to, and their vector files."""
+        """Collect the paths of all data folders that a run refers to, directly or not, and their
+        vector files.
+        """
         return self._reached(_IDENTITY.findall(run.text))
 
     def _reached(self, identities: Iterable[str]) -> set[str]:
-        """Paths of these folders, of their source folders, and of their vector files."""
+        """Collect the folders with these fingerprints, the folders that they were made from, and
+        their vector files.
+        """
         known = self._by_identity
         waiting = set(identities) & known.keys()
         seen: set[str] = set()
@@ -344,7 +352,7 @@ class Inventory:
         return read_bytes(join(self.storage, path)).decode("utf-8", "replace")
 
     def _json(self, path: str) -> dict[str, Any]:
-        """JSON object in a file; empty if the file is missing or cannot be read."""
+        """Read a JSON object from a file; empty if the file is missing or unreadable."""
         if path not in self.files:
             return {}
         try:
@@ -354,7 +362,7 @@ class Inventory:
         return values if isinstance(values, dict) else {}
 
     def _lines(self, path: str) -> list[dict[str, Any]]:
-        """JSON objects of a file, one a line; the last line may be cut off."""
+        """Read a file of one JSON object a line; an incomplete last line is skipped."""
         if path not in self.files or not exists(join(self.storage, path)):
             return []
         found = []
@@ -369,6 +377,6 @@ class Inventory:
 
 
 def _parents(path: str) -> list[str]:
-    """Parent folders of a file, outermost first."""
+    """Yield the parent folders of a file, outermost first."""
     names = path.split("/")[:-1]
     return ["/".join(names[: n + 1]) for n in range(len(names))]

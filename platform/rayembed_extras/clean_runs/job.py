@@ -1,4 +1,4 @@
-"""The job that lists the contents of a storage and frees the selected parts."""
+"""Run the job that lists the contents of a storage or frees the selected parts."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -29,8 +29,8 @@ def clean(asked: CleanRequest, context: JobContext) -> None:
 
 
 def show(asked: CleanRequest, context: JobContext) -> None:
-    """Print what would be removed, or the contents if `--free` is not given; raises the errors of
-    `clean`.
+    """Print what `clean` would remove, or the storage's contents if `--free` is not given; raises
+    the errors of `clean`.
     """
     _clean(asked, context, dry_run=True)
 

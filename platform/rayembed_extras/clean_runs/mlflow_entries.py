@@ -1,4 +1,4 @@
-"""MLflow entries of runs: their bytes, their registered versions, and their removal."""
+"""Measure and remove the MLflow entries of runs, and list their registered model versions."""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from rayembed_extras.clean_runs.contents import TrackedRun
 
 @dataclass(frozen=True)
 class Version:
-    """A registered version of a model that a run trained."""
+    """A registered version of the model that a run trained."""
 
     name: str
     number: str
@@ -30,15 +30,15 @@ class Version:
 
 @dataclass
 class MlflowEntries:
-    """MLflow entries of runs, at the MLflow address that each run's folder names."""
+    """Access to the MLflow entries of runs, at the MLflow address that each run recorded."""
 
     tracking_uri: str | None = None
     """Current address of MLflow; None: use the address in each run's folder."""
     _clients: dict[str, Any] = field(default_factory=dict)
 
     def num_bytes(self, run: TrackedRun) -> int | None:
-        """Bytes of the run's artifacts and logged models; None if this machine cannot see them:
-        they are on a server, or MLflow does not answer.
+        """Bytes of the run's artifacts and logged models; None if they are on a remote server or
+        MLflow does not answer.
         """
         try:
             places = self._places(run)
@@ -52,7 +52,7 @@ class MlflowEntries:
         )
 
     def versions(self, run: TrackedRun) -> list[Version]:
-        """Registered versions of the run's model.
+        """Find the registered versions of the run's model.
 
         Raises:
             TrackingError: MLflow is away.
@@ -97,7 +97,7 @@ class MlflowEntries:
                     client.delete_run(run.run_id)
 
     def _places(self, run: TrackedRun) -> list[str]:
-        """Addresses of the run's artifacts and of the files of its logged models."""
+        """Return the addresses of the run's artifacts and of its logged models' files."""
         client, places = self._client(run), []
         with as_tracking_error(self._address(run)):
             with _if_there():
@@ -129,7 +129,7 @@ class MlflowEntries:
 
 @contextmanager
 def _if_there() -> Iterator[None]:
-    """Context manager that ignores MLflow's error for a missing entry."""
+    """Context manager that ignores MLflow's error that an entry does not exist."""
     from mlflow.exceptions import MlflowException
 
     try:

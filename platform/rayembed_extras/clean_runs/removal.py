@@ -1,4 +1,6 @@
-"""Removal of the selected contents: all checks first, then steps that are safe to interrupt."""
+"""Remove the selected contents: first all checks, then steps that can be interrupted and
+repeated.
+"""
 
 import os
 import re
@@ -44,7 +46,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Step:
-    """One removal; the next call finishes it if it is interrupted."""
+    """One removal; if interrupted, the next call completes it."""
 
     what: str
     num_bytes: int
@@ -97,7 +99,7 @@ def steps_of(asked: CleanRequest, inventory: Inventory, entries: MlflowEntries) 
 
 
 def named_runs(inventory: Inventory, names: Sequence[str]) -> list[StoredRun]:
-    """The runs and sweeps with these names, without duplicates.
+    """Find the runs and sweeps with the given names, without duplicates.
 
     Raises:
         ConfigError: there is none of a name, or a run and a sweep have it.
@@ -120,7 +122,7 @@ def named_runs(inventory: Inventory, names: Sequence[str]) -> list[StoredRun]:
 
 
 def _with_trials(inventory: Inventory, chosen: Iterable[StoredRun]) -> list[StoredRun]:
-    """The runs and sweeps, each sweep preceded by its trials, without duplicates."""
+    """Insert the trials of each sweep before it, without duplicates."""
     found: dict[tuple[str, str], StoredRun] = {}
     for run in chosen:
         for one in (*inventory.trials(run), run):
@@ -129,7 +131,7 @@ def _with_trials(inventory: Inventory, chosen: Iterable[StoredRun]) -> list[Stor
 
 
 def _of_states(inventory: Inventory, chosen: Sequence[StoredRun]) -> list[Step]:
-    """Plan the removal of the checkpoints of finished runs; each selected run must be finished."""
+    """Plan the removal of finished runs' checkpoints; raise if a selected run is not finished."""
     for run in chosen:
         if run.kind == RUNS and not run.is_over:
             raise ArtifactError(
@@ -180,8 +182,8 @@ def _staying(inventory: Inventory, going: Sequence[StoredRun]) -> list[StoredRun
 
 
 def _leads_to(text: str, storage: str, place: str) -> bool:
-    """Whether settings refer to the contents of a storage folder, by its name or by any path to it
-    on disk.
+    """Whether a settings text refers to a storage folder, by its name or by any file path
+    into it.
     """
     plain = re.sub(r"(?<!:)/(\.?/)+", "/", text)
     if re.search(rf"(?<![\w.-]){re.escape(place)}(?![\w.-])", plain):
@@ -196,7 +198,7 @@ def _leads_to(text: str, storage: str, place: str) -> bool:
 def _check_versions_free(
     inventory: Inventory, going: Sequence[StoredRun], run: StoredRun, versions: Sequence[Version]
 ) -> None:
-    """Raise if a run or sweep that stays names a version that would be removed."""
+    """Raise if a run or sweep that is kept refers to a model version that would be removed."""
     staying = _staying(inventory, going)
     for version in versions:
         ends = [f"/{version.number}", *(f"@{alias}" for alias in version.aliases)]
@@ -217,7 +219,7 @@ def _of_run(
     *,
     in_mlflow: bool,
 ) -> Step:
-    """Removal of a run's folder, after the MLflow entries that it names."""
+    """Plan the removal of a run's folder, after its MLflow entries if these are removed too."""
     place, tracked = f"{run.kind}/{run.name}", run.tracked if in_mlflow else None
     note = RUN_FILE if run.kind == RUNS else SWEEP_FILE
 
@@ -236,8 +238,8 @@ def _of_run(
 
 
 def _of_data(inventory: Inventory, going: Sequence[StoredRun]) -> list[Step]:
-    """Removal of the prepared data that no remaining run uses; recent data that no removed run used
-    stays.
+    """Plan the removal of data that no remaining run uses; recently written data is kept unless a
+    removed run used it.
     """
     staying = _staying(inventory, going)
     if busy := [*inventory.at_work(), *inventory.being_made()]:
@@ -264,7 +266,9 @@ def _of_data(inventory: Inventory, going: Sequence[StoredRun]) -> list[Step]:
 
 
 def _locked(storage: str, run: StoredRun, remove: Callable[[], None]) -> None:
-    """Remove while holding the lock and the lease of the run, so that no job can start it."""
+    """Call a removal while holding the run's lock and lease, so that no job can start the run
+    meanwhile.
+    """
     what = f"works on the {_kind(run)} {run.name!r}"
     with locked_place(storage, run.kind, run.name, what) as files:
         remove()
@@ -273,8 +277,8 @@ def _locked(storage: str, run: StoredRun, remove: Callable[[], None]) -> None:
 
 
 def _remove_run(place: str, below: Mapping[str, int], note: str) -> None:
-    """Remove a run's folder: first the files that mark a model as complete, last those that mark
-    the folder as a run.
+    """Remove a run's folder, so that an interrupted removal leaves no model that looks complete and
+    can be repeated.
 
     A run whose removal was cut off is trained again by its command, and removed by the next call.
     """
@@ -286,8 +290,8 @@ def _remove_run(place: str, below: Mapping[str, int], note: str) -> None:
 
 
 def _remove_prepared(place: str, below: Mapping[str, int]) -> None:
-    """Remove a folder of data or a plan so that after an interruption no job uses the rest and the
-    next removal finds it.
+    """Remove a folder of data or a plan, so that after an interruption no job uses the rest and the
+    next removal finishes.
 
     Its manifest gets another name first, by which it is known. Then go the results of units, which
     say that parts are there.
@@ -302,7 +306,7 @@ def _remove_prepared(place: str, below: Mapping[str, int]) -> None:
 
 
 def _remove_tops(place: str, paths: Collection[str]) -> None:
-    """Remove the files of a folder, and subfolders as a whole."""
+    """Remove files at the top of a folder, and whole subfolders that contain other given paths."""
     for top in sorted({path.partition("/")[0] for path in paths}):
         if top in paths:
             remove_file(join(place, top))

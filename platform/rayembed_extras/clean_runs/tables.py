@@ -1,4 +1,4 @@
-"""Tables of the contents of a storage."""
+"""Tabulate the contents of a storage."""
 
 import time
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _NAMED = 3
 
 
 def runs_table(runs: Sequence[StoredRun], artifacts: Sequence[int | None]) -> Table:
-    """Table of runs and sweeps: state, date and bytes of their parts.
+    """Tabulate runs and sweeps: state, date and bytes of their parts.
 
     Args:
         artifacts: bytes of each in MLflow; None: not known here.
@@ -36,7 +36,9 @@ def runs_table(runs: Sequence[StoredRun], artifacts: Sequence[int | None]) -> Ta
 
 
 def data_table(inventory: Inventory) -> Table:
-    """Table of plans, data folders and folders of teachers' vectors: bytes and users."""
+    """Tabulate plans, data folders and folders of teachers' vectors: bytes and the runs that use
+    them.
+    """
     used, new = inventory.used(inventory.runs), inventory.new()
     rows = []
     for one in inventory.prepared:
@@ -67,7 +69,9 @@ def _names(users: Sequence[str]) -> str:
 
 
 def shown_size(num_bytes: int) -> str:
-    """Bytes with a decimal unit prefix and at most three digits before the point."""
+    """Format a number of bytes with a decimal unit prefix and at most three digits before the
+    point.
+    """
     size, units = float(num_bytes), ["B", "kB", "MB", "GB", "TB"]
     while size >= 999.95 and len(units) > 1:
         size /= 1000

@@ -1,4 +1,5 @@
-"""Lines of a comparison: the scores and result files of each, and averages.
+"""Lines of a comparison's tables: the result files that score each line, and averages over
+lines.
 
 Averages are as in the papers and in mteb's `Mean (Task)`: a category's is the mean over its tasks,
 the benchmark's the mean over all tasks, not over categories. An aggregate such as CQADupstack
@@ -28,7 +29,7 @@ _NO_MEAN = frozenset({"AIR-Bench_24.04"})
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a benchmark: a task, or a language of a task."""
+    """One line of a benchmark's table: a task, or one language of a task."""
 
     name: str
     """Name in tables: mteb's task name, with the language if there are several."""
@@ -82,7 +83,8 @@ def result_lines(
     places: Mapping[str, Iterable[Place]],
     measures: Mapping[str, tuple[str, str]] = MappingProxyType({}),
 ) -> tuple[Line, ...]:
-    """Lines for the tasks that have results; parts of an aggregate with its own line are left out.
+    """Make a line for each task that has results; leave out parts of an aggregate task that has its
+    own line.
 
     Args:
         places: task → what any of the compared models is scored on: all must be to be compared.

@@ -1,4 +1,4 @@
-"""Jobs of comparisons, as `rayembed` lists them."""
+"""Declare the job that compares models for the `rayembed` command."""
 
 from rayembed.jobs.table import EVALUATE, Command
 

@@ -34,7 +34,7 @@ class LineScore:
 
 @dataclass(frozen=True)
 class Origin:
-    """Source of a score."""
+    """Where a score comes from: result files, or a paper's table."""
 
     source: str
     """Table of a paper, or revision of the measured model."""
@@ -86,7 +86,7 @@ class ModelComparison:
 
     @property
     def averages(self) -> dict[str, tuple[Line, ...]]:
-        """Name of each average that any model has in part → its lines."""
+        """Name of each average for which some model has a score → its lines."""
         return {
             name: lines
             for name, lines in average_groups(self.benchmark, self.lines).items()
@@ -95,7 +95,7 @@ class ModelComparison:
 
     @property
     def base(self) -> Column | None:
-        """The model from which differences are computed."""
+        """The baseline model, from which differences are computed; None without one."""
         return next((c for c in self.columns if c.label == self.baseline), None)
 
     @property
@@ -114,7 +114,9 @@ class ModelComparison:
         )
 
     def _with_baseline(self, column: Column) -> dict[str, list[tuple[TaskScore, TaskScore]]]:
-        """Line → result files of a model and of the baseline, for each task that both have."""
+        """Line → pairs of result files, the model's and the baseline's, for each task that both
+        have.
+        """
         base = self.base
         if base is None or column is base:
             return {}
@@ -153,7 +155,7 @@ class ModelComparison:
         return notes
 
     def difference(self, column: Column, name: str) -> float | None:
-        """Score of a line or average minus the baseline's; None if a score is missing or the data
+        """Subtract the baseline's score or average; None if a score is missing or the data
         differ.
         """
         base = self.base
@@ -214,7 +216,7 @@ def measured(
     *,
     label: str,
 ) -> Column:
-    """Column with a model's scores from its result files."""
+    """Build a column of the comparison from a model's result files."""
     taken = {line.name: score_of(line, results) for line in lines}
     scores = {
         name: PERCENT * found.score for name, found in taken.items() if found.score is not None
@@ -251,7 +253,7 @@ def _queries(line: Line, found: LineScore) -> list[Sequence[float]]:
 
 
 def score_of(line: Line, results: Mapping[str, TaskScore]) -> LineScore:
-    """Score of one line of a benchmark.
+    """Compute the score of one line of a benchmark from result files.
 
     An aggregate is the mean of its parts where all are there, else what its own file says.
     """

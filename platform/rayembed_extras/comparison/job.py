@@ -43,7 +43,7 @@ Results = Mapping[StoredModel, Mapping[str, TaskScore]]
 
 @dataclass(frozen=True)
 class InPrint:
-    """Models with published scores, to compare with measured ones."""
+    """Models with scores published in papers, to compare with measured ones."""
 
     labels: tuple[str, ...] = ()
     """Labels of the models in tables."""
@@ -100,7 +100,7 @@ def _folders(model: StoredModel) -> tuple[str, ...]:
 
 
 def _places(results: Results) -> dict[str, list[Place]]:
-    """Task → splits and subsets on which any of the models is scored."""
+    """Task → the splits and subsets for which some model has a score."""
     places: dict[str, list[Place]] = {}
     for files in results.values():
         for task, file in files.items():
@@ -109,7 +109,7 @@ def _places(results: Results) -> dict[str, list[Place]]:
 
 
 def _measures(results: Results) -> dict[str, tuple[str, str]]:
-    """Category and main score of each task, from the models' evaluation results."""
+    """Task → its category and the name of its main score, as the result files state them."""
     scores = [score for files in results.values() for score in files.values()]
     return {s.task: (s.category, s.metric) for s in scores if s.category != OTHER}
 
@@ -142,7 +142,7 @@ def write_comparison(comparison: ModelComparison, folder: str) -> tuple[str, ...
 
 
 def check_choice(args: argparse.Namespace) -> None:
-    """If models are chosen, check that there are results to choose from.
+    """Raise if `--models` is given without `--results`, from which it selects.
 
     Raises:
         ConfigError: there are none.
@@ -199,12 +199,12 @@ def _matches(model: StoredModel, wanted: str) -> bool:
 
 
 def _names_of(model: StoredModel) -> tuple[str, str]:
-    """Names of a model with the organisation and without."""
+    """Names by which a model can be chosen: with its organisation and without."""
     return model.name, model.name.rpartition("/")[2]
 
 
 def _check_one_revision(results: Results, wanted: Sequence[str]) -> None:
-    """Check that no model has a second revision that the user did not name.
+    """Raise if a model has results of several revisions of which the user named none.
 
     Raises:
         ConfigError: it has; lists them with the dates of their results.
@@ -244,7 +244,7 @@ def _labels(models: Sequence[StoredModel], taken: Collection[str]) -> list[str]:
 
 
 def _telling(revisions: Sequence[str]) -> int:
-    """Number of characters, at least ten, at which the revisions differ."""
+    """Return the prefix length, at least ten, that distinguishes the revisions."""
     longest = max(map(len, revisions))
     lengths = range(10, longest)
     return next((n for n in lengths if len({r[:n] for r in revisions}) == len(revisions)), longest)

@@ -1,4 +1,4 @@
-"""Results folders read back: which models lie in them, and what each scored."""
+"""Find the models that have results in folders, and read their scores."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StoredModel:
-    """One revision of a model that has result files."""
+    """One revision of a model for which result files exist."""
 
     name: str
     """`<org>/<model>`."""
@@ -58,7 +58,7 @@ def _result_files(root: str) -> list[tuple[str, str, str]]:
 
 
 def read_model(model: StoredModel) -> dict[str, TaskScore]:
-    """Task name → its score; files that are no results are warned of and left out.
+    """Read task name → score; skip files that are not mteb results, with a warning.
 
     Tasks of which an evaluation wrote no facts have the category `OTHER`.
 

@@ -51,7 +51,7 @@ _CSV_COLUMNS = (
 
 
 def metric_of(lines: Sequence[Line]) -> str:
-    """The papers' name of the main score of several tasks; empty if they have different ones."""
+    """Return the papers' name of the main score if all given tasks share one; otherwise empty."""
     metrics = {_METRICS.get(line.metric, line.metric) for line in lines}
     return metrics.pop() if len(metrics) == 1 else ""
 
@@ -162,7 +162,7 @@ def comparison_csv(comparison: ModelComparison) -> str:
 def _csv_row(
     comparison: ModelComparison, column: Column, name: str, place: tuple[str, str, str, str]
 ) -> list[list[object]]:
-    """One CSV row, or none if the model has no such score."""
+    """Return one CSV row, or none if the model has no score of this name."""
     score = value(column, name)
     if score is None:
         return []
@@ -209,7 +209,7 @@ def _task_table(comparison: ModelComparison, columns: Sequence[Column]) -> Table
 
 
 def _side_by_side(comparison: ModelComparison) -> list[tuple[Column, ...]]:
-    """Models of each terminal table; each includes the baseline."""
+    """Divide the models among terminal tables that fit the width; each includes the baseline."""
     base = [column for column in comparison.columns if column is comparison.base]
     others = [column for column in comparison.columns if column is not comparison.base]
     if len(comparison.columns) <= MODELS_A_TABLE:
@@ -219,7 +219,7 @@ def _side_by_side(comparison: ModelComparison) -> list[tuple[Column, ...]]:
 
 
 def _heading_cell(comparison: ModelComparison, column: Column, category: str) -> Cell:
-    """Cell of an average next to a category's name, above its lines."""
+    """Return the cell of an average in a category's heading row, above the category's tasks."""
     return _average(comparison, column, category if category in comparison.averages else MEAN)
 
 

@@ -1,4 +1,4 @@
-"""Jobs of completion, as `rayembed` lists them."""
+"""Declare the job that prints completion scripts for the `rayembed` command."""
 
 from rayembed.jobs.table import SERVE, Command
 

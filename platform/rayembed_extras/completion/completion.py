@@ -1,4 +1,4 @@
-"""`rayembed completion SHELL`: completes jobs, their options and recipes' names."""
+"""Implement `rayembed completion SHELL`, which completes job names, options and recipe names."""
 
 import argparse
 import sys
@@ -13,7 +13,7 @@ from rayembed.pipeline.job import Job
 def print_completion(
     argv: Sequence[str], *, about: str | None = None, prog: str | None = None
 ) -> int:
-    """Print the script of a shell; return 0."""
+    """Print the completion script of a shell; return exit code 0."""
     require_packages("rayembed completion", "completion", "shtab")
     import shtab
 
@@ -25,7 +25,9 @@ def print_completion(
 
 
 def _all_jobs() -> argparse.ArgumentParser:
-    """A parser of `rayembed` with the options of every job; it only describes them."""
+    """Build a parser with the options of every job, only to describe them to the completion
+    generator.
+    """
     from shtab import Required
 
     parser = argparse.ArgumentParser(prog="rayembed")
