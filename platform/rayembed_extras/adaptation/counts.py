@@ -1,4 +1,4 @@
-"""Memory, disk and computation of an adaptation, estimated before it starts."""
+"""Estimate parameters, memory and computation of an adaptation before it starts."""
 
 import math
 
@@ -15,8 +15,7 @@ from rayembed_extras.estimates.time import FILLED, CountedKind, Work
 
 
 def adaptation_needs(run: Adaptation) -> dict[str, str]:
-    """Return the rows of a dry run's table: parameters, memory and disk that an adaptation
-    needs.
+    """Return the rows of a dry run's table: parameter count and memory of a worker.
 
     Raises:
         ConfigError, ArtifactError: the model cannot be built as configured.

@@ -1,4 +1,4 @@
-"""Print tables of an adaptation: estimated memory, disk and time, and the sequences drawn of each
+"""Print tables of an adaptation: estimated parameters and memory, and the sequences drawn of each
 language.
 """
 
@@ -11,8 +11,8 @@ from rayembed_extras.adaptation.settings import Adaptation, TextsSource
 
 
 def print_adaptation(run: Adaptation, *, out: TextIO, tables: TextIO) -> None:
-    """Write the run as YAML to `out`, and the table of memory, disk and time to `tables`; see
-    `print_dry_run`.
+    """Write the run as YAML to `out`, and tables of its estimated memory and its texts to `tables`;
+    see `print_dry_run`.
 
     Raises:
         ConfigError, ArtifactError: the model cannot be built as configured.

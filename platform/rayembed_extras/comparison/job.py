@@ -204,7 +204,7 @@ def _names_of(model: StoredModel) -> tuple[str, str]:
 
 
 def _check_one_revision(results: Results, wanted: Sequence[str]) -> None:
-    """Raise if a model has results of several revisions of which the user named none.
+    """Raise if a model has results of several revisions and the user named none of them.
 
     Raises:
         ConfigError: it has; lists them with the dates of their results.

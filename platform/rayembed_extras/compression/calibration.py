@@ -1,5 +1,5 @@
-"""Collect statistics of a model's inputs layer by layer on calibration texts, and solve its
-matrices.
+"""Calibration: collect statistics of each matrix's inputs layer by layer on texts, and compress the
+matrices by them.
 
 The first layer's inputs are caught for all texts. Each layer is then run on its inputs, which gives
 statistics of what its matrices multiply; these are solved; and the layer is run again, so that the
@@ -43,25 +43,25 @@ kernel runs."""
 
 
 class Statistic(Protocol):
-    """Statistics of the inputs of a matrix."""
+    """Running statistics of the inputs of one matrix."""
 
     rows: int
     """Number of inputs N so far."""
 
     def add(self, rows: Tensor) -> None:
-        """Count further inputs (N, H)."""
+        """Add inputs (N, H) to the statistics."""
         ...
 
 
 class Solver(Protocol):
-    """Changes a matrix, given the statistics of its inputs."""
+    """Compresses a matrix by the statistics of its inputs."""
 
     def begin(self, weight: Tensor) -> Statistic:
         """Create empty statistics for the inputs of a matrix (F, H)."""
         ...
 
     def solve(self, weight: Tensor, statistic: Any, name: str) -> None:
-        """Change the matrix in place; `name` is for messages."""
+        """Change the matrix in place, using the statistics; `name` is for messages."""
         ...
 
 
@@ -84,7 +84,8 @@ def check_texts(way: Compression, texts: Sequence[CalibrationText]) -> None:
 
 
 def check_layers(way: Compression, model: TransformerModel) -> None:
-    """Check that each layer of the transformers runs once, as calibration requires.
+    """Check that a forward pass runs each layer of the transformers exactly once, as calibration
+    requires.
 
     Raises:
         ConfigError: a family that runs the same layer several times, such as ALBERT.
@@ -118,7 +119,8 @@ def solve_layers(
     texts: Sequence[CalibrationText],
     solver: Solver,
 ) -> None:
-    """Solve all matrices of a model in place, layer after layer.
+    """Compress all matrices of a model in place, layer after layer; each layer's inputs come from
+    compressed earlier layers.
 
     Raises:
         ConfigError: a family whose layers do not simply follow one another.
@@ -146,7 +148,9 @@ def solve_layers(
 
 
 def equal_batches(model: TransformerModel, tokens: Sequence[Tokens]) -> Iterator[dict[str, Tensor]]:
-    """Collated micro-batches of texts with the same number of tokens, on the model's device."""
+    """Yield collated micro-batches of texts with the same number of tokens, on the model's
+    device.
+    """
     device = next(model.parameters()).device
     by_lengths: dict[tuple[tuple[str, int], ...], list[Tokens]] = defaultdict(list)
     for one in tokens:
@@ -162,7 +166,9 @@ def equal_batches(model: TransformerModel, tokens: Sequence[Tokens]) -> Iterator
 
 
 def tokens_of(model: TransformerModel, texts: Sequence[CalibrationText]) -> list[Tokens]:
-    """Tokens of the texts, each in its role and with its instruction or the model's default."""
+    """Tokenise the texts, each in its role and with its own instruction or the model's
+    default one.
+    """
     by_role: dict[Role, list[CalibrationText]] = defaultdict(list)
     for text in texts:
         by_role[text.role].append(text)
@@ -175,8 +181,8 @@ def tokens_of(model: TransformerModel, texts: Sequence[CalibrationText]) -> list
 
 
 def _runs(model: TransformerModel, name: str, texts: Sequence[CalibrationText]) -> list[Run]:
-    """Forward passes through a part: on all texts, or on corpus documents if the part reads only
-    these.
+    """Return forward passes through a part of the model, on all texts or, for an encoder of
+    context, on documents only.
     """
     context: tuple[Tensor, ...] = ()
     if model.uses_context:
@@ -193,7 +199,7 @@ def _runs(model: TransformerModel, name: str, texts: Sequence[CalibrationText]) 
 
 
 class _Call:
-    """Arguments of one layer in one pass: hidden states and further arguments."""
+    """Recorded arguments of one layer in one forward pass: hidden states and everything else."""
 
     def __init__(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         self.by_place = bool(given)
@@ -202,7 +208,9 @@ class _Call:
         self.named = {key: value for key, value in named.items() if key != "hidden_states"}
 
     def run(self, layer: nn.Module, states: Tensor) -> Tensor:
-        """Hidden states that the layer returns for these inputs."""
+        """Call the layer with other hidden states and the recorded further arguments; return its
+        hidden states.
+        """
         if self.by_place:
             made = layer(states, *self.given, **self.named)
         else:
@@ -246,7 +254,7 @@ def _solve_part(
 
 
 def _calls(layers: Sequence[nn.Module], run: Run) -> list[_Call]:
-    """Arguments of all layers in one pass."""
+    """Run one forward pass and record the arguments of all layers."""
     calls: list[_Call] = []
 
     def note(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -260,7 +268,7 @@ def _calls(layers: Sequence[nn.Module], run: Run) -> list[_Call]:
 
 
 def _check_chain(name: str, layers: Sequence[nn.Module], calls: Sequence[_Call]) -> None:
-    """Check that a layer's output is the next one's input."""
+    """Check that each layer reads the output of the layer before it."""
     for place, (call, after) in enumerate(pairwise(calls)):
         made, met = call.run(layers[place], call.states), after.states
         apart = made.shape != met.shape or (made - met).norm() > _CHAIN_TOLERANCE * met.norm()
@@ -276,7 +284,7 @@ def _check_chain(name: str, layers: Sequence[nn.Module], calls: Sequence[_Call])
 def _watching(
     matrices: Sequence[Matrix], solver: Solver
 ) -> Iterator[dict[tuple[str, int], Statistic]]:
-    """Context manager that collects statistics of the matrices' inputs during forward passes."""
+    """Context manager that adds the matrices' inputs to their statistics during forward passes."""
     statistics = {
         (matrix.name, place): solver.begin(weight)
         for matrix in matrices
@@ -314,8 +322,8 @@ def _solve(
 
 
 def _warn_of_saved(saved: Dtype, device: str, work: str) -> None:
-    """Warn once in a process of work that must be done in saved weights' own type, where that is
-    bfloat16 and emulated.
+    """Warn once in a process that work must run in the bfloat16 of the saved weights, which this
+    device only emulates.
 
     Args:
         work: as the subject of a sentence.

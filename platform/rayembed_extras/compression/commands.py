@@ -1,4 +1,4 @@
-"""Jobs of compression, as `rayembed` lists them."""
+"""Declare the jobs that compress models for the `rayembed` command."""
 
 from rayembed.jobs.table import SERVE, TRAIN, Command
 

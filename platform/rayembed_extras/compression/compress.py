@@ -51,7 +51,7 @@ _POOL = 20
 
 @dataclass(frozen=True)
 class CompressedModel:
-    """The original model, or a variant made by one compression method."""
+    """A model in a compression's results: the original, or the variant made by one method."""
 
     reference: str
     """Reference from which the model is loaded."""
@@ -71,7 +71,7 @@ class CompressedModel:
 
 @dataclass(frozen=True)
 class CompressionResult:
-    """The model and its variants, in the order of the compression methods."""
+    """The original model and its variants, in the order of the compression methods."""
 
     run: CompressionRun
     variants: tuple[Scored[CompressedModel], ...]
@@ -79,7 +79,7 @@ class CompressionResult:
 
 @dataclass(frozen=True)
 class Ready:
-    """A compression after all checks that need no computation."""
+    """A compression that has passed all checks that need no computation, with its inputs."""
 
     run: CompressionRun
     """The run, with a pinned model and a storage path that all nodes can resolve."""
@@ -130,7 +130,7 @@ def ready(run: CompressionRun) -> Ready:
 
 
 def _texts(run: CompressionRun, known: Run | None, stage: str) -> list[CalibrationText]:
-    """Calibration texts, at least as many as each method needs."""
+    """Read calibration texts; raise if a method needs more than the settings request."""
     number = run.calibration.number
     for way in run.ways:
         if number < way.fewest_texts:
@@ -154,13 +154,16 @@ def _texts(run: CompressionRun, known: Run | None, stage: str) -> list[Calibrati
 
 
 def _documents(texts: Sequence[CalibrationText]) -> list[str]:
-    """Texts for the speed measurement: the distinct documents, or all texts if there are none."""
+    """Select the texts for the speed measurement: distinct documents, or all texts if none is a
+    document.
+    """
     documents = [text.text for text in texts if text.role == "document"]
     return list(dict.fromkeys(documents or [text.text for text in texts]))
 
 
 def _registered_run(reference: str, tracking_uri: str, storage: str) -> Run | None:
-    """The run that trained a registered model, from MLflow; None if rayembed did not train it.
+    """Find the run that trained a registered model, from MLflow; None if rayembed did not
+    train it.
 
     Args:
         storage: where a run on disk is looked for, of whose storage MLflow has the name alone.
@@ -180,7 +183,7 @@ def _registered_run(reference: str, tracking_uri: str, storage: str) -> Run | No
 
 
 def _made(known: Ready, way: Compression) -> CompressedModel:
-    """The variant of a method, made if it does not exist."""
+    """Return the variant of a method; make it if it does not exist."""
     run = known.run
     place = join(run.placement.storage_path, "compressed", run.title)
     with doing(f"compressing by {way.label}"):
@@ -200,7 +203,8 @@ def make_smaller(
     folder: Path,
     texts: Sequence[CalibrationText],
 ) -> str:
-    """Apply compression methods to a model in turn, unless the result exists; return its folder.
+    """Apply compression methods to a model one after the other, unless the result exists; return
+    its folder.
 
     Args:
         place: folder in storage of all variants.
@@ -228,7 +232,7 @@ def make_smaller(
 
 
 def _score(run: CompressionRun, label: str, made: CompressedModel) -> ModelScores | None:
-    """Scores of a variant; None: the run names no tasks."""
+    """Score a variant on the run's tasks; None if the run names no tasks."""
     if not run.any_tasks:
         return None
     named = {"reference": made.reference, "name": f"rayembed/{run.title}-{label}"}
@@ -240,9 +244,7 @@ def _score(run: CompressionRun, label: str, made: CompressedModel) -> ModelScore
 def _measured(
     run: CompressionRun, variants: Sequence[Scored[CompressedModel]], documents: Sequence[str]
 ) -> tuple[Scored[CompressedModel], ...]:
-    """The variants with their speed: each is the best of several rounds, which alternate between
-    variants.
-    """
+    """Add each variant's best speed of several rounds; a round measures every variant once."""
     settings = run.speed
     if settings is None:
         return tuple(variants)
@@ -269,7 +271,8 @@ def _measured(
 def calibration_texts(
     settings: CalibrationConfig, run: Run | None, stage: str, *, model: str
 ) -> list[CalibrationText]:
-    """Distinct texts in the order of their draw, as many as the settings request.
+    """Draw distinct texts, as many as the settings request, from files or from the model's training
+    data.
 
     Of a run both sides of its rows are taken in turn, each with its instruction; of a batch plan
     nothing is held out. Of files the first rows are drawn from, twenty for each text.
@@ -350,7 +353,9 @@ def _of_files(
 
 
 def run_of_folder(folder: Path) -> Run | None:
-    """The run whose folder contains the model, `<run>/models/<stage>`; None if there is none."""
+    """Find the run whose folder contains the model, `<run>/models/<stage>`; None if there
+    is none.
+    """
     path = folder.resolve().parent.parent / RUN_FILE
     if folder.resolve().parent.name != "models" or not path.is_file():
         return None

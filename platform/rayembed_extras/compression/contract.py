@@ -1,4 +1,4 @@
-"""Base class of the compression methods: their inputs and results.
+"""Base class of the compression methods, and the types of their inputs and results.
 
 A way is one file of `compression/`: its settings, and a function from a model's folder to another.
 
@@ -17,7 +17,7 @@ from rayembed.config.types import Role
 
 
 class CalibrationText(NamedTuple):
-    """A text with the role and instruction that the model uses it with."""
+    """A text with the role and the instruction with which the model will embed it."""
 
     text: str
     role: Role = "document"
@@ -27,7 +27,7 @@ class CalibrationText(NamedTuple):
 
 @dataclass(frozen=True)
 class CompressionSource:
-    """The model to compress."""
+    """The model to compress, with calibration texts."""
 
     folder: Path
     """Folder that `models.load.load_model` reads."""
@@ -38,7 +38,7 @@ class CompressionSource:
 
 @dataclass(frozen=True)
 class Compressed:
-    """Statistics of a compressed model."""
+    """Statistics of a compression: how many weights of each part were changed."""
 
     by_part: dict[str, tuple[int, int]]
     """Weights before, and those of them that were pruned (their matrix, not its zeros), quantised
@@ -50,7 +50,7 @@ class Compressed:
 
     @property
     def weights(self) -> int:
-        """Weights of the model before: all parameters, embeddings and heads included."""
+        """Number of weights before compression, including embeddings and heads."""
         return sum(whole for whole, _ in self.by_part.values())
 
     @property
@@ -59,7 +59,8 @@ class Compressed:
         return sum(changed for _, changed in self.by_part.values())
 
     def write(self, way: "Compression", source: Path, folder: Path, **more: Any) -> None:
-        """Write compression.json, keeping the source model's own record under `before`.
+        """Write compression.json; a record that the source model already has is kept in it under
+        `before`.
 
         It names the matrices too that were pruned in the source.
 
@@ -95,16 +96,17 @@ class Compression(Settings):
 
     @property
     def fewest_texts(self) -> int:
-        """Minimum number of calibration texts."""
+        """Minimum number of calibration texts that the method needs."""
         return int(self.needs_texts)
 
     @property
     def label(self) -> str:
-        """Short name of the variant, also of its folder: letters, digits, `-` and `.`."""
+        """Short name of the variant and of its folder: letters, digits, `-` and `.`."""
         return self.kind
 
     def check(self, folder: Path) -> None:
-        """Check from the model's files, without loading weights, that the method can compress it.
+        """Check, from the model's files without weights, that the method can compress the
+        model.
 
         Raises:
             ConfigError: it cannot, with the reason; or a package is missing, with its command.
@@ -113,7 +115,8 @@ class Compression(Settings):
         raise TypeError(f"{type(self).__name__} does not implement check")
 
     def compress(self, source: CompressionSource, output: Path) -> Compressed:
-        """Write the compressed model into the folder `output`, which `load_model` reads.
+        """Write the compressed model into the folder `output`, so that `load_model` can
+        read it.
 
         The folder appears whole or not at all.
 
@@ -125,7 +128,7 @@ class Compression(Settings):
 
 
 class Calibrated(Compression):
-    """A method that uses calibration texts."""
+    """Base class of compression methods that need calibration texts."""
 
     needs_texts: ClassVar[bool] = True
 
@@ -135,5 +138,5 @@ class Calibrated(Compression):
 
     @property
     def fewest_texts(self) -> int:
-        """`minimum_texts`."""
+        """Minimum number of calibration texts, as set by `minimum_texts`."""
         return self.minimum_texts

@@ -1,4 +1,5 @@
-"""Graphs for CPU runtimes: settings, and the export of a model into a folder of graphs.
+"""Export a model as computation graphs for CPU runtimes (ONNX, OpenVINO): settings and
+files.
 
 A model is traced, converted, compared with its graph, and written.
 """
@@ -40,7 +41,7 @@ _FLOAT_ERROR = 1e-4
 
 
 class CpuGraph(Compression):
-    """A graph for a CPU runtime, from token ids and masks to unit vectors."""
+    """Base class of exports to a CPU runtime: a graph from token ids and masks to unit vectors."""
 
     runtime: ClassVar[Runtime]
     suffix: ClassVar[str]
@@ -71,16 +72,19 @@ class CpuGraph(Compression):
 
     @property
     def fewest_texts(self) -> int:
-        """Static ranges need several texts; the comparison of vectors needs one."""
+        """Minimum number of texts: several to calibrate static ranges, otherwise one to compare
+        vectors.
+        """
         return LEAST_TEXTS if self.precision == "int8-static" else 1
 
     @property
     def floats(self) -> Floats:
-        """Number type of all operations that are not int8."""
+        """Number type of all operations that are not computed in int8."""
         return "float32"
 
     def check(self, folder: Path) -> None:
-        """Check that the packages are installed and that the model's passes can be traced.
+        """Check that the packages are installed and that the model can be exported as a
+        graph.
 
         Raises:
             ConfigError: they cannot, with the reason; or a package is missing, with its command.
@@ -102,7 +106,7 @@ class CpuGraph(Compression):
             trace(model)  # one in a published layout is traced when it is loaded, before all else
 
     def compress(self, source: CompressionSource, output: Path) -> Compressed:
-        """Write the graph and the files next to it.
+        """Write the graph, and next to it the model's files other than weights.
 
         Raises:
             ConfigError: as `check`; or calibration texts too few for static ranges.
@@ -164,7 +168,7 @@ class CpuGraph(Compression):
         products: Sequence[str],
         batches: "Sequence[Mapping[str, np.ndarray]]",
     ) -> None:
-        """Write the runtime's graph of a float32 ONNX graph.
+        """Convert a float32 ONNX graph to the runtime's format and precision, and write it.
 
         Args:
             plain: the ONNX graph.
@@ -175,7 +179,7 @@ class CpuGraph(Compression):
         raise TypeError(f"{type(self).__name__} does not implement convert")
 
     def int8_weights(self, target: Path) -> int:
-        """Number of int8 weights in an exported graph."""
+        """Count the int8 weights in an exported graph."""
         raise TypeError(f"{type(self).__name__} does not implement int8_weights")
 
 
@@ -234,7 +238,7 @@ def _write_graph(
     *,
     context: bool = False,
 ) -> None:
-    """Write one graph without intermediate files."""
+    """Export one graph and remove the intermediate files."""
     from rayembed_extras.compression.trace import prepare, write_onnx
 
     plain = target.with_name(f"plain-{target.stem}.onnx")
@@ -261,7 +265,9 @@ def _tokens(model: "TransformerModel", texts: Sequence[CalibrationText]) -> "lis
 
 
 def _context(model: Any, texts: Sequence[CalibrationText]) -> "Tensor":
-    """(n, C) context vectors of the model's corpus, or of the calibration texts' documents."""
+    """(n, C) context vectors of the model's corpus, or of documents among the calibration texts if
+    it has none.
+    """
     from rayembed.models.passes.encoding import PROBES, corpus_context
 
     if model.corpus is not None and len(model.corpus):
@@ -275,7 +281,7 @@ def _context(model: Any, texts: Sequence[CalibrationText]) -> "Tensor":
 def _inputs(
     model: "TransformerModel", tokens: "Sequence[Tokens]", context: "Tensor | None"
 ) -> "list[dict[str, np.ndarray]]":
-    """Each text as a micro-batch of the graph, without padding."""
+    """Collate each text alone, without padding, into the graph's inputs."""
     more = {} if context is None else {"context": context.numpy()}
     return [
         {name: value.numpy() for name, value in model.tokenizer.collate([one]).items()} | more
@@ -284,7 +290,7 @@ def _inputs(
 
 
 def _check_number(way: CpuGraph, folder: Path, graph: GraphConfig, asked: int) -> None:
-    """Check the number of int8 weights in the exported graph.
+    """Raise if the exported graph does not have the requested number of int8 weights.
 
     Raises:
         ArtifactError: they are not those that were asked for.
@@ -305,7 +311,8 @@ def _compare(
     tokens: "Sequence[Tokens]",
     context: "Tensor | None",
 ) -> dict[str, float]:
-    """Mean and lowest cosine between both models' vectors, over micro-batches of several sizes.
+    """Compare the graph's vectors with the model's in micro-batches of several sizes: mean and
+    lowest cosine.
 
     Raises:
         ArtifactError: they are further apart than the way allows.

@@ -1,4 +1,4 @@
-"""Remove layers or words of a transformer in place, in weights and settings together."""
+"""Remove layers or vocabulary entries of a transformer in place, from weights and configuration."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -43,8 +43,8 @@ def keep_layers(model: Any, kept: Sequence[int]) -> None:
 
 
 def keep_words(model: Any, kept: Sequence[int]) -> None:
-    """Keep only the selected word vectors of a transformer and renumber the token ids in its
-    settings.
+    """Keep only the selected word vectors of a transformer, and renumber the token ids in its
+    configuration.
 
     Raises:
         ConfigError: other weights go by the ids, or positions are counted from the padding's id.

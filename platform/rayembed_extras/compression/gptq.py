@@ -57,7 +57,7 @@ class GPTQ(Calibrated, Quantised):
         matrices: "Sequence[Matrix]",
         texts: Sequence[CalibrationText],
     ) -> Weights:
-        """Quantised weights by the parameters' names, solved layer after layer."""
+        """Quantise the matrices layer after layer; return them by parameter name."""
         from rayembed_extras.compression.calibration import solve_layers
 
         solver = GPTQSolver(self.scheme)
@@ -66,7 +66,9 @@ class GPTQ(Calibrated, Quantised):
 
 
 class Hessian:
-    """2 · X Xᵀ / N over the N inputs of the calibration texts, float32."""
+    """(H, H) float32 matrix 2 · X Xᵀ / N, accumulated over the N inputs of the calibration
+    texts.
+    """
 
     def __init__(self, num_inputs: int, device: "torch.device") -> None:
         import torch
@@ -75,18 +77,18 @@ class Hessian:
         self._sums = torch.zeros(num_inputs, num_inputs, device=device)
 
     def add(self, rows: "Tensor") -> None:
-        """Count further inputs (N, H)."""
+        """Add inputs (N, H) to the sum of X Xᵀ."""
         self.rows += len(rows)
         given = rows.float()
         self._sums += given.T @ given
 
     def mean(self) -> "Tensor":
-        """Return a copy of the matrix."""
+        """Return a copy of the Hessian."""
         return self._sums * (2 / self.rows)
 
 
 def damping(hessian: "Tensor", name: str) -> float:
-    """Smallest damping with which the Hessian has a Cholesky factor.
+    """Find the smallest damping with which the Hessian has a Cholesky factor.
 
     llm-compressor takes the identity for one that has none, and goes on: the layer would be solved
     without looking at any text.
@@ -118,7 +120,9 @@ def damping(hessian: "Tensor", name: str) -> float:
 
 
 class GPTQSolver:
-    """Quantises matrices column by column and adjusts the columns not yet rounded."""
+    """Quantises a matrix column by column, and adjusts the later columns to compensate the rounding
+    error.
+    """
 
     def __init__(self, scheme: Scheme) -> None:
         self.weights: Weights = {}
@@ -127,7 +131,7 @@ class GPTQSolver:
         self._solve = library("modifiers.gptq.gptq_quantize").quantize_weight
 
     def begin(self, weight: "Tensor") -> Hessian:
-        """Create empty second moments of a matrix's inputs."""
+        """Create an empty Hessian for the inputs of a matrix."""
         return Hessian(weight.shape[1], weight.device)
 
     def solve(self, weight: "Tensor", statistic: Hessian, name: str) -> None:
@@ -154,7 +158,7 @@ class GPTQSolver:
 
 
 def library(module: str) -> Any:
-    """Import a module of llm-compressor without its log, which goes to standard output.
+    """Import a module of llm-compressor and stop it from logging to standard output.
 
     Its import takes nine seconds, so that it waits for the first use.
     """

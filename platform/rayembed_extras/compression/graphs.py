@@ -1,5 +1,5 @@
-"""Run graphs of models by onnxruntime or OpenVINO on CPUs. Both are imported at first use, and
-neither may send usage data over the network.
+"""Run exported graphs of models on CPUs with onnxruntime or OpenVINO. Both are imported at first
+use, and neither may send usage data over the network.
 """
 
 import os
@@ -64,7 +64,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 class Graph:
-    """A graph in a file; picklable, opened at first use in each process.
+    """A graph stored in a file; picklable, and opened at its first use in each process.
 
     It computes with as many threads as torch has then, and is reopened when that changes.
     """
@@ -75,7 +75,7 @@ class Graph:
         self._lock = threading.Lock()
 
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Output of the graph, float32.
+        """Run the graph; return its float32 output.
 
         Raises:
             ArtifactError: the file is missing or damaged.

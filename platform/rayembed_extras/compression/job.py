@@ -1,4 +1,4 @@
-"""The compression job: make variants of a model from the arguments and compare them."""
+"""Run the compression job: make variants of a model as the arguments say, and compare them."""
 
 import argparse
 from typing import Any
@@ -39,7 +39,7 @@ def _compress(run: CompressionRun, context: JobContext) -> int:
 
 
 def _show(run: CompressionRun, context: JobContext) -> None:
-    """Show the resolved run after all checks that need no computation."""
+    """Print the settings of the compression after all checks that need no computation."""
     check_task_names(run)
     from rayembed_extras.compression.compress import ready
 

@@ -61,7 +61,9 @@ class Layers(Compression):
         return self
 
     def check(self, folder: Path) -> None:
-        """Check that the model has these layers and that its settings can describe the result."""
+        """Check that the model has these layers and that its configuration can describe the shorter
+        model.
+        """
         from rayembed.models.loading.load import empty_model
 
         _cut(self, empty_model(folder))
@@ -86,7 +88,8 @@ class Layers(Compression):
 
 
 def evenly_spaced(whole: int, kept: int, fits: Callable[[int, int], bool]) -> list[int]:
-    """Indices of `kept` layers, evenly spaced over all layers.
+    """Return the indices of `kept` layers that are evenly spaced from the first to the
+    last.
 
     Args:
         fits: whether a layer can stand at a place: `fits(layer, place)`.
@@ -110,7 +113,8 @@ def evenly_spaced(whole: int, kept: int, fits: Callable[[int, int], bool]) -> li
 
 
 def _check_same(model: "TransformerModel", folder: Path, texts: Sequence[CalibrationText]) -> None:
-    """Check that the saved model gives exactly the vectors of the model in memory.
+    """Check that the saved model, loaded again, gives exactly the vectors of the model in
+    memory.
 
     Raises:
         ArtifactError: it does not, or it cannot be loaded.

@@ -28,7 +28,7 @@ PARTS = ("embeddings", "attention", "mlp", "experts", "router", "norms", "head",
 
 @dataclass(frozen=True)
 class Matrix:
-    """A parameter that holds one matrix, or one for each expert."""
+    """A parameter with one matrix, or with one matrix for each expert."""
 
     name: str
     """Name of the parameter in the model's `state_dict`."""
@@ -40,16 +40,16 @@ class Matrix:
 
     @property
     def width(self) -> int:
-        """Number of inputs H."""
+        """Number of inputs H of the matrix."""
         return int(self.slices[0].shape[1])
 
     def slice_name(self, place: int) -> str:
-        """Name of a slice for messages."""
+        """Name of one expert's matrix, for messages."""
         return f"{self.name}, expert {place}" if len(self.slices) > 1 else self.name
 
 
 def matrices_of(model: TransformerModel, skip: Sequence[str] | None) -> list[Matrix]:
-    """Matrices to compress, in the order of the model's parameters.
+    """List the matrices to compress, in the order of the model's parameters.
 
     Args:
         skip: patterns of names of parameters that are left alone beside the architecture's routers;
@@ -90,7 +90,8 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 def statistics_of(
     model: TransformerModel, chosen: Sequence[Matrix], *, pruned: bool = False
 ) -> Compressed:
-    """Compression statistics of a model whose chosen matrices are changed.
+    """Count the weights of each part of the model, and the weights in the compressed
+    matrices.
 
     Args:
         pruned: whether they have zeros now.
@@ -107,7 +108,7 @@ def statistics_of(
 
 
 def statistics_of_cut(before: Compressed, model: TransformerModel) -> Compressed:
-    """Compression statistics of a model from which weights were removed.
+    """Count the weights of each part of the model, and the weights that were removed.
 
     Args:
         before: statistics of the whole model.
@@ -122,7 +123,7 @@ def statistics_of_cut(before: Compressed, model: TransformerModel) -> Compressed
 
 
 def part_of(model: TransformerModel, name: str) -> str:
-    """Part of the model to which a parameter belongs."""
+    """Classify a parameter: embeddings, norms, router, experts, head, attention, mlp or other."""
     path = name.split(".")[:-1]
     modules = [model.get_submodule(".".join(path[: end + 1])) for end in range(len(path))]
     own = modules[-1] if modules else model
@@ -141,7 +142,8 @@ def part_of(model: TransformerModel, name: str) -> str:
 def inputs_of(
     module: nn.Module, given: Sequence[Any], named: Mapping[str, Any]
 ) -> Iterator[tuple[str, int, Tensor]]:
-    """Inputs (N, H) of each matrix in a module's call: attribute, slice, rows.
+    """Yield the inputs (N, H) of each matrix in one call of a module, as (attribute, slice,
+    inputs).
 
     Of experts the rows are those of the tokens that were routed to each.
 
@@ -177,8 +179,8 @@ def _in_module(name: str, module: nn.Module) -> Iterator[Matrix]:
 
 
 def _is_fused(module: nn.Module) -> bool:
-    """Whether the module holds all experts of a layer as (E, ·, ·) parameters,
-    like transformers.
+    """Whether the module stores the matrices of all experts as (E, ·, ·) parameters, as
+    transformers does.
     """
     down = getattr(module, "down_proj", None)
     return isinstance(down, nn.Parameter) and down.ndim == 3 and bool(_fused_attributes(module)[1:])
@@ -217,7 +219,7 @@ def _inputs_of_fused(
 
 
 def _names_inside(model: TransformerModel) -> set[str]:
-    """Names of the parameters within the layers of the model's transformers."""
+    """Names of the parameters that are within the transformers' layers."""
     inside = {
         id(parameter)
         for layer in layers_of(model.parts.values())

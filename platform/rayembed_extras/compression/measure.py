@@ -1,4 +1,4 @@
-"""Measure speed and memory of saved models on this machine, each in its own process."""
+"""Measure speed and memory of saved models on this machine, each in a process of its own."""
 
 import gc
 import multiprocessing
@@ -26,7 +26,7 @@ _WARM_UP = 32
 
 @dataclass(frozen=True)
 class Measured:
-    """Measurements of a model in one process."""
+    """Speed and memory of a model, measured in one process."""
 
     documents_per_second: float
     """Texts embedded a second, including tokenisation; a first pass over a few texts is not

@@ -31,7 +31,7 @@ Scheme = Literal["INT8", "FP8_DYNAMIC"]
 
 
 class Quantity(NamedTuple):
-    """A quantised matrix."""
+    """A quantised matrix and its scales."""
 
     values: "Tensor"
     """(F, H) int8 or float8_e4m3fn."""
@@ -48,7 +48,9 @@ _STORED: dict[Scheme, str] = {"INT8": "I8", "FP8_DYNAMIC": "F8_E4M3"}
 
 
 class Quantised(Compression):
-    """Rounds the weights of linear layers to 8 bits, and their inputs when the model runs."""
+    """Base class of methods that round weights of linear layers to 8 bits when saving, and their
+    inputs when running.
+    """
 
     skip: tuple[str, ...] | None = None
     """Patterns of names of parameters that are left alone, such as `*.attention.*`; null: all
@@ -60,7 +62,9 @@ class Quantised(Compression):
     """Packages needed beyond rayembed's own requirements."""
 
     def check(self, folder: Path) -> None:
-        """Check packages, and that transformers can read all quantised layers."""
+        """Check that packages are installed and that transformers can read all layers that will be
+        quantised.
+        """
         from rayembed.models.loading.load import empty_model
         from rayembed.models.loading.saved_folder import SETTINGS_FILE
         from rayembed_extras.compression.calibration import check_layers
@@ -110,7 +114,9 @@ class Quantised(Compression):
         matrices: "Sequence[Matrix]",
         texts: Sequence[CalibrationText],
     ) -> Weights:
-        """Quantised weights by parameter name, each rounded to the nearest value."""
+        """Return the quantised weights by parameter name; here each weight is rounded to the
+        nearest value.
+        """
         return nearest_weights(self.scheme, matrices)
 
 
@@ -131,7 +137,7 @@ class Fp8(Quantised):
 
 
 def arguments(scheme: Scheme) -> Any:
-    """Compressed-tensors' description of a scheme's weights."""
+    """Return the weight settings of a rounding scheme, in compressed-tensors' terms."""
     from compressed_tensors.quantization import preset_name_to_scheme
 
     return preset_name_to_scheme(scheme, ["Linear"]).weights
@@ -160,7 +166,7 @@ def rounded(weight: "Tensor", scale: "Tensor", scheme: Scheme) -> "Tensor":
 
 
 def nearest_weights(scheme: Scheme, matrices: "Sequence[Matrix]") -> Weights:
-    """Each weight rounded to the nearest value."""
+    """Quantise the matrices by rounding each weight to the nearest value."""
     made: Weights = {}
     for matrix in matrices:
         (weight,) = matrix.slices
@@ -198,7 +204,7 @@ def _check_form(way: Quantised, model: "TransformerModel", chosen: "Sequence[Mat
 def _check_names(
     way: Quantised, model: "TransformerModel", chosen: "Sequence[Matrix]", folder: Path
 ) -> None:
-    """Check that the files of a saved model use the parameter names of the model in memory."""
+    """Check that a saved model's files use the same parameter names as the model in memory."""
     from rayembed.models.loading.files import read_header, weight_paths
     from rayembed.models.loading.saved_folder import part_folder
 
@@ -220,7 +226,9 @@ def _check_names(
 def _write_part(
     scheme: Scheme, name: str, part: Any, weights: Mapping[str, Quantity], folder: Path
 ) -> None:
-    """Replace the weights of a saved part by the quantised ones and record it in its settings."""
+    """Replace the weights of a saved part by the quantised ones, and describe them in its
+    config.json.
+    """
     import safetensors.torch
     from torch import nn
 
@@ -257,7 +265,7 @@ def _write_part(
 
 
 def _quantization_config(scheme: Scheme, ignored: Sequence[str]) -> dict[str, Any]:
-    """Entry of config.json that describes the quantised weights to transformers and vLLM."""
+    """Build the config.json entry that describes the quantised weights to transformers and vLLM."""
     from compressed_tensors.quantization import (
         QuantizationConfig,
         QuantizationStatus,

@@ -1,4 +1,6 @@
-"""Report of a compression: a table, a plot, MLflow, and a registered version of each variant."""
+"""Report a compression: tables, a plot, MLflow entries, and a registered version of each
+variant.
+"""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -31,7 +33,7 @@ from rayembed_extras.compression.run_settings import CompressionRun
 
 
 def tables(result: CompressionResult) -> list[Table]:
-    """All tables: variants, their scores by task, and compressed shares by part."""
+    """Build all tables: variants, their scores by task, and the compressed share of each part."""
     original = result.variants[0].made
 
     def figures(made: CompressedModel) -> dict[str, object]:
@@ -52,7 +54,7 @@ def tables(result: CompressionResult) -> list[Table]:
 
 
 def parts_table(result: CompressionResult) -> Table:
-    """Row for each variant with the compressed share of each part's weights."""
+    """Tabulate, for each variant, the share of each part's weights that was compressed."""
     rows = []
     for one in result.variants[1:]:
         parts = one.made.by_part.items()
@@ -63,7 +65,8 @@ def parts_table(result: CompressionResult) -> Table:
 
 
 def score_by_bytes(result: CompressionResult) -> bytes | None:
-    """PNG with a point for each variant: mean score against bytes on disk; None without scores.
+    """Draw a PNG with a point for each variant, mean score against bytes on disk; None without
+    scores.
 
     The line joins variants of which none smaller scores as high.
     """
@@ -108,7 +111,7 @@ def _files(result: CompressionResult) -> dict[str, bytes]:
 
 
 def open_tracker(run: CompressionRun, tracking_uri: str) -> Tracker:
-    """Open the MLflow run of a compression, or continue it; the caller closes it.
+    """Open the MLflow run of a compression, or resume it; the caller must close it.
 
     Raises:
         TrackingError: MLflow is away or refuses.
@@ -129,7 +132,7 @@ def open_tracker(run: CompressionRun, tracking_uri: str) -> Tracker:
 
 
 def _kept(run: CompressionRun) -> Path:
-    """Folder of records that MLflow may not have received."""
+    """Local folder of the log records that MLflow may not have received."""
     return cache_folder() / "compression-runs" / run.fingerprint
 
 
@@ -154,7 +157,7 @@ def track(result: CompressionResult, tracker: Tracker) -> dict[str, str]:
 
 
 def _figures(made: CompressedModel) -> dict[str, float]:
-    """Size, speed and other figures of a variant without its scores."""
+    """Collect a variant's size, speed and compressed share, without its scores."""
     found = {"bytes_on_disk": float(made.bytes_on_disk)}
     if made.share is not None:
         found["compressed_share"] = made.share
@@ -167,7 +170,7 @@ def _figures(made: CompressedModel) -> dict[str, float]:
 def _registered(
     result: CompressionResult, variant: Scored[CompressedModel], tracker: Tracker
 ) -> str:
-    """Register the variant; its scores, compression method and figures become tags.
+    """Register a variant in MLflow, with its scores, method and figures as tags.
 
     No alias is moved: `register_model --promote` with its gates does that.
     """
@@ -217,8 +220,8 @@ def print_report(
 
 
 def _best(variants: Sequence[Scored[CompressedModel]]) -> Scored[CompressedModel]:
-    """The fastest variant (the smallest, if speed is not known) of those whose mean score is within
-    0.01 of the highest; of all if none is scored.
+    """Choose the fastest variant (the smallest if speed is unknown) within 0.01 of the highest mean
+    score; among all if none has a score.
     """
 
     def is_near(best: Scored[CompressedModel], other: Scored[CompressedModel]) -> bool:

@@ -22,7 +22,7 @@ else:
 
 
 class CalibrationConfig(Settings):
-    """Calibration texts; all methods use the same ones."""
+    """Settings of the calibration texts, which all methods share."""
 
     path: Reference | None = None
     """A file, folder, prefix or pattern of Parquet, JSONL, CSV or TSV files. None: the batch plan
@@ -51,7 +51,7 @@ class SpeedConfig(Settings):
 
 
 class CompressionPlacement(EvaluationPlacement):
-    """Placement of a compression. Nothing here changes a variant."""
+    """Where a compression runs and stores its results. Nothing here changes a variant."""
 
     experiment: str = "rayembed-compression"
     """MLflow experiment."""
@@ -61,7 +61,9 @@ class CompressionPlacement(EvaluationPlacement):
 
 
 class CompressionRun(Scores, Document):
-    """A model, the compression methods to apply, and the tasks that score each variant."""
+    """Complete settings of a compression: a model, the methods, and the tasks that score each
+    variant.
+    """
 
     name: FileName | None = None
     """Name of the run and of the folder of its variants; None: `compressed-` and
@@ -76,14 +78,12 @@ class CompressionRun(Scores, Document):
     placement: CompressionPlacement = CompressionPlacement()
 
     def identity(self, write: Callable[[str], str] | None = None) -> dict[str, Any]:
-        """Settings that decide variants and scores; settings of the speed measurement
-        are excluded.
-        """
+        """Settings that decide variants and scores; those of the speed measurement are left out."""
         return {name: value for name, value in super().identity(write).items() if name != "speed"}
 
     @property
     def title(self) -> str:
-        """Name of the run."""
+        """Name of the compression in paths and reports."""
         return self.name or f"compressed-{self.fingerprint}"
 
     @model_validator(mode="after")

@@ -1,4 +1,5 @@
-"""Models that run as graphs of a CPU runtime, with the interface of every other model.
+"""Models whose forward passes run as graphs of a CPU runtime, with the interface of other
+models.
 
 B texts of a micro-batch, D embedding width, C width of context vectors.
 """
@@ -33,7 +34,8 @@ from rayembed_extras.compression.settings import RUNTIME_PACKAGES, GraphConfig
 
 
 class RuntimeModel(TransformerModel):
-    """A model without torch weights: tokenisation as in its architecture, forward passes by graphs.
+    """A model without torch weights: it tokenises as its architecture does and computes vectors by
+    graphs.
 
     It computes on the CPU wherever it is moved to, in the number types of its graphs, and cannot be
     trained.
@@ -63,12 +65,12 @@ class RuntimeModel(TransformerModel):
 
     @property
     def parts(self) -> dict[str, Any]:
-        """None: the graph contains the pretrained models."""
+        """Always empty, because the graphs contain the pretrained transformers."""
         return {}
 
     @property
     def device(self) -> torch.device:
-        """The CPU device."""
+        """Always the CPU."""
         return torch.device("cpu")
 
     @property
@@ -77,7 +79,7 @@ class RuntimeModel(TransformerModel):
         return "int8" if self.graph.precision.startswith("int8") else self.graph.floats
 
     def forward(self, batch: dict[str, Tensor], context: Tensor | None = None) -> EmbedOutput:
-        """Unit vectors (B, D) of a padded micro-batch, on the CPU.
+        """Compute the unit vectors (B, D) of a padded micro-batch, on the CPU.
 
         Raises:
             DataError: more context vectors than the model takes, or of another width.
@@ -87,13 +89,13 @@ class RuntimeModel(TransformerModel):
         return EmbedOutput(_of_graph(self._embed, batch))
 
     def embed_context(self, batch: dict[str, Tensor]) -> Tensor:
-        """(B, C) context vectors of a padded micro-batch of documents."""
+        """Compute the context vectors (B, C) of a padded micro-batch of documents."""
         if self._context is None:
             return super().embed_context(batch)
         return _of_graph(self._context, batch)
 
     def set_corpus(self, vectors: Tensor | None) -> None:
-        """Set the context for all texts that have none of their own; raises the errors of
+        """Set the context vectors for all texts that bring none of their own; raises the errors of
         `forward`.
         """
         if not self.uses_context:
@@ -101,7 +103,7 @@ class RuntimeModel(TransformerModel):
         self.corpus = None if vectors is None else self._checked(vectors.detach().clone().float())
 
     def no_context(self) -> Tensor:
-        """(0, C) context of zero documents."""
+        """Return an empty (0, C) array of context vectors, for a model without documents."""
         if not self.uses_context:
             return super().no_context()
         return torch.empty(0, self.graph.context_width)
@@ -121,11 +123,11 @@ class RuntimeModel(TransformerModel):
         return context
 
     def train(self, mode: bool = True) -> "RuntimeModel":
-        """Return the model, which always stays in evaluation mode."""
+        """Do nothing and return the model, because graphs always run in evaluation mode."""
         return super().train(False)
 
     def load_state_dict(self, *_: Any, **__: Any) -> Any:
-        """Refuse, as the model has no torch weights.
+        """Always raise, because the model has no torch weights.
 
         Raises:
             ConfigError: always.
@@ -133,7 +135,7 @@ class RuntimeModel(TransformerModel):
         check_trainable(self.folder)
 
     def write_files(self, folder: Path, *, instructions: Mapping[str, str] | None = None) -> None:
-        """Write the model's files into a folder, with the corpus.
+        """Write the model's files, including the corpus, into a folder.
 
         Raises:
             ConfigError: other instructions than those of the model that the graph was made of.
@@ -148,7 +150,7 @@ class RuntimeModel(TransformerModel):
 
 
 def load_runtime_model(folder: Path) -> RuntimeModel:
-    """Load the model of a folder's graphs; the graphs are opened at their first use.
+    """Load a model that consists of graphs; the graph files are opened at their first use.
 
     Raises:
         ArtifactError: no such model, or files are missing.
@@ -167,7 +169,7 @@ def load_runtime_model(folder: Path) -> RuntimeModel:
 
 
 def read_graph(folder: Path) -> GraphConfig:
-    """Read the graph settings of a saved model.
+    """Read the graph settings from a saved model's `rayembed.json`.
 
     Raises:
         ArtifactError: the folder's settings have none, or such as do not hold.
@@ -181,7 +183,7 @@ def read_graph(folder: Path) -> GraphConfig:
 
 
 def check_graph(folder: Path) -> GraphConfig:
-    """Graph settings of a folder, after checking that the graph files exist.
+    """Read the graph settings of a folder; raise if a graph file is missing.
 
     Raises:
         ArtifactError: one is missing, or as `read_graph`.
@@ -199,7 +201,7 @@ def check_graph(folder: Path) -> GraphConfig:
 
 
 def runtime_packages(folder: Path) -> tuple[str, ...]:
-    """Package of the runtime that a folder's graphs need."""
+    """Name the Python package of the runtime that a folder's graphs need."""
     return (RUNTIME_PACKAGES[read_graph(folder).runtime],)
 
 

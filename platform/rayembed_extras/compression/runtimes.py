@@ -1,4 +1,4 @@
-"""Graphs for onnxruntime and OpenVINO."""
+"""Export models as graphs for onnxruntime and OpenVINO."""
 
 import logging
 import math
@@ -35,7 +35,7 @@ class Onnx(CpuGraph):
         products: Sequence[str],
         batches: "Sequence[Mapping[str, np.ndarray]]",
     ) -> None:
-        """Write the graph, with int8 products if the precision says so."""
+        """Write the ONNX graph, with int8 matrix multiplications if `precision` requests them."""
         if self.precision == "float32":
             plain.rename(target)
             return
@@ -61,7 +61,7 @@ class Onnx(CpuGraph):
         onnx.save(_static_int8(model, multiplied, products, batches), str(target))
 
     def int8_weights(self, target: Path) -> int:
-        """Number of int8 weights in an exported graph."""
+        """Count the int8 weights in an exported graph."""
         import onnx
 
         graph = onnx.load(str(target), load_external_data=False).graph
@@ -83,12 +83,12 @@ class OpenVINO(CpuGraph):
 
     @property
     def label(self) -> str:
-        """Runtime and precisions, such as `openvino-int8-static-bfloat16`."""
+        """Runtime and number types, such as `openvino-int8-static-bfloat16`."""
         return super().label + ("-bfloat16" if self.bfloat16 else "")
 
     @property
     def floats(self) -> Floats:
-        """Number type of all operations that are not int8."""
+        """Number type of all operations that are not computed in int8."""
         return "bfloat16" if self.bfloat16 else "float32"
 
     def convert(
@@ -98,7 +98,9 @@ class OpenVINO(CpuGraph):
         products: Sequence[str],
         batches: "Sequence[Mapping[str, np.ndarray]]",
     ) -> None:
-        """Write the graph and its weights, with int8 products if the precision says so."""
+        """Write the OpenVINO graph and its weights, with int8 matrix multiplications if `precision`
+        requests them.
+        """
         from rayembed_extras.compression.graphs import import_openvino
 
         openvino = import_openvino()
@@ -126,7 +128,7 @@ class OpenVINO(CpuGraph):
         )
 
     def int8_weights(self, target: Path) -> int:
-        """Number of int8 weights in an exported graph."""
+        """Count the int8 weights in an exported graph."""
         from rayembed_extras.compression.graphs import import_openvino
 
         ops = import_openvino().Core().read_model(target).get_ops()
@@ -140,7 +142,7 @@ class OpenVINO(CpuGraph):
 
 
 def _quiet_nncf() -> Any:
-    """Import `nncf` with telemetry off and only errors logged."""
+    """Import `nncf` with telemetry off, so that it logs only errors."""
     from rayembed_extras.compression.graphs import without_telemetry
 
     without_telemetry()
@@ -152,7 +154,7 @@ def _quiet_nncf() -> Any:
 
 
 def _others(multiplied: Sequence[str], products: Sequence[str]) -> list[str]:
-    """Names of nodes that stay floating point."""
+    """Names of the matrix multiplications that are not computed in int8."""
     chosen = set(products)
     return [name for name in multiplied if name not in chosen]
 
@@ -163,7 +165,8 @@ def _static_int8(
     products: Sequence[str],
     batches: "Sequence[Mapping[str, np.ndarray]]",
 ) -> Any:
-    """Make a graph of either runtime with int8 products and static ranges, by NNCF.
+    """Quantise matrix multiplications to int8 with fixed input ranges from calibration batches, by
+    NNCF; accepts graphs of both runtimes.
 
     It moves large activations into the weights behind them (SmoothQuant, arXiv 2211.10438) and
     corrects the biases.

@@ -1,4 +1,4 @@
-"""Table of the compression methods, and their settings on the command line."""
+"""Registry of the compression methods, and the parser of their settings on the command line."""
 
 import re
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ Floats = Literal["float32", "bfloat16"]
 
 
 class GraphConfig(Settings):
-    """Settings for running the graphs of a model's folder: `graph` in its `rayembed.json`."""
+    """How to run the graphs in a model's folder; stored as `graph` in its `rayembed.json`."""
 
     runtime: Runtime
     """Library that runs the graphs."""

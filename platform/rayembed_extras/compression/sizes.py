@@ -1,5 +1,5 @@
-"""A family of smaller models: each is cut from one model, trained with it as
-teacher, and scored.
+"""Make a family of smaller models: cut each from one model, train it with that model as teacher,
+and score it.
 """
 
 import json
@@ -59,7 +59,7 @@ _WHOLE = "all"
 
 @dataclass(frozen=True)
 class Member:
-    """One model of the family."""
+    """One model of the family, the original or a trained smaller one."""
 
     folder: Path
     """Path of the model on this machine."""
@@ -70,7 +70,7 @@ class Member:
 
     @cached_property
     def figures(self) -> dict[str, object]:
-        """Heading → cell: parameters, bytes, speed, and the score before training."""
+        """Table heading → cell: parameters, bytes, speed, and the score before training."""
         model = empty_model(self.folder)
         backbone = model.parts["backbone"]
         cut = None if self.outcome is None else _own(self.outcome, UNTRAINED)
@@ -140,15 +140,15 @@ def make_sizes(
 
 
 def _own(outcome: Outcome, key: ScoreKey) -> ModelScores:
-    """Scores of a model on the run's own tasks, or on all tasks if none is its own."""
+    """Select the scores on the run's own tasks; all scores if none of the tasks is its own."""
     scores, own = outcome.scores[key], own_tasks(outcome.run)
     tasks = [task for task in scores.tasks if task.name in own]
     return replace(scores, tasks=tasks or scores.tasks)
 
 
 def _whole(run: Run) -> str:
-    """Reference of the original model that every node can resolve; for a registered model the
-    version's copy in storage.
+    """Reference of the original model that all nodes can resolve: for a registered model, the copy
+    of its version in storage.
     """
     named, placement = run.model.backbone.path, run.placement
     if not named.startswith(SCHEME):
@@ -167,8 +167,8 @@ def _whole(run: Run) -> str:
 
 
 def recovery(run: Run, label: str, reference: str, start: str) -> Run:
-    """The run that trains a size: it starts from the cut folder, with the original model as
-    teacher.
+    """Return the run that trains one size, from the cut model's folder and with the original model
+    as teacher.
 
     A stage that names teachers keeps them and its loss; another gets the whole model's vectors
     beside InfoNCE, as NV-Embed's re-training with distillation (arXiv 2405.17428, appendix A).
@@ -217,7 +217,7 @@ def _distilling(stage: StageConfig, teacher: Teacher) -> dict[str, Any]:
 
 
 def _texts_of(run: Run, files: str | None, languages: Sequence[str]) -> list[CalibrationText]:
-    """Texts that decide which tokens are kept: from files, or the training data with its
+    """Read the texts whose tokens are kept: from given files, or the training data with its
     instructions.
 
     Raises:
@@ -252,7 +252,7 @@ def _folder(run: Run) -> str:
 
 
 def sizes_tables(members: Sequence[Scored[Member]]) -> list[Table]:
-    """Report tables of a family."""
+    """Build the report's tables of a family."""
     title = f"Sizes of {members[0].made.place}"
     return report_tables(title, members, lambda member: member.figures)
 

@@ -1,4 +1,6 @@
-"""The job that makes a family of sizes from its arguments. Its functions import what they need."""
+"""Run the job that makes a family of model sizes, from its command-line arguments. Its functions
+import what they need.
+"""
 
 import argparse
 from pathlib import Path
@@ -71,7 +73,7 @@ def _read(args: argparse.Namespace) -> Family:
 
 
 def _cuts() -> dict[str, type[Compression]]:
-    """Compression methods whose results can be trained further, by `kind`."""
+    """Compression methods, by `kind`, whose results can be trained further."""
     classes = COMPRESSIONS.classes().items()
     return {kind: way for kind, way in classes if issubclass(way, Compression) and way.is_cut}
 

@@ -1,4 +1,5 @@
-"""Cut a tokenizer.json to fewer tokens; texts of kept tokens are split as before.
+"""Reduce a tokenizer.json to fewer tokens, so that texts of kept tokens are tokenised as
+before.
 
 WordPiece takes the longest token that fits, Unigram the best sum of scores: neither changes while
 the tokens of a text's pieces are there. BPE merges pair after pair by rank: of a kept token all
@@ -20,7 +21,7 @@ _KINDS = ("WordPiece", "BPE", "Unigram")
 
 
 def check_kind(tokenizer: Mapping[str, Any], where: str) -> None:
-    """Check that a tokenizer is of a kind that can be cut.
+    """Raise if the tokenizer's type or options do not allow its vocabulary to be reduced.
 
     Args:
         tokenizer: content of its tokenizer.json.
@@ -47,7 +48,7 @@ def check_kind(tokenizer: Mapping[str, Any], where: str) -> None:
 def kept_tokens(
     tokenizer: Mapping[str, Any], met: Sequence[int], always: Iterable[int], size: int | None
 ) -> list[int]:
-    """Ids to keep, in ascending order.
+    """Choose the token ids to keep, in ascending order.
 
     Args:
         tokenizer: content of a tokenizer.json.
@@ -79,7 +80,7 @@ def kept_tokens(
 
 
 def with_tokens(tokenizer: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any]:
-    """The tokenizer.json with these tokens only, renumbered from 0 in their order."""
+    """Return the tokenizer.json with the given tokens only, renumbered from 0 in their order."""
     made: dict[str, Any] = copy.deepcopy(dict(tokenizer))
     new = {old: number for number, old in enumerate(kept)}
     model = made["model"]
@@ -105,7 +106,7 @@ def with_tokens(tokenizer: Mapping[str, Any], kept: Sequence[int]) -> dict[str, 
 
 
 def ids_of_processors(tokenizer: Mapping[str, Any]) -> set[int]:
-    """Ids of the special tokens added around texts."""
+    """Ids of the special tokens that post-processors add before and after texts."""
     found: set[int] = set()
     for processor in _processors(tokenizer.get("post_processor")):
         for special in (processor.get("special_tokens") or {}).values():
@@ -115,13 +116,13 @@ def ids_of_processors(tokenizer: Mapping[str, Any]) -> set[int]:
 
 
 class _Merging:
-    """Merges of a BPE tokenizer by rank."""
+    """The merge rules of a BPE tokenizer, by rank."""
 
     def __init__(self, model: Mapping[str, Any]) -> None:
         self._ranks = {_pair(merge): rank for rank, merge in enumerate(model["merges"])}
 
     def way_to(self, token: str) -> set[str]:
-        """Intermediate tokens from which a token is merged."""
+        """Return the token and the intermediate tokens that BPE merges on the way to it."""
         parts, seen = list(token), set(token)
         while len(parts) > 1:
             pairs = list(itertools.pairwise(parts))
@@ -142,8 +143,8 @@ def _ids(model: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _indispensable(model: Mapping[str, Any]) -> Iterator[str]:
-    """Tokens that must stay so that the tokenisation of texts and the weight of unknown tokens do
-    not change.
+    """Yield tokens that must be kept because removing them would change how texts and unknown
+    characters are tokenised.
     """
     words = _ids(model)
     if (unknown := model.get("unk_token")) in words:
@@ -172,7 +173,7 @@ def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
 
 
 def _processors(processor: Any) -> Iterator[dict[str, Any]]:
-    """A post-processor and its nested processors."""
+    """Yield a post-processor and all processors nested in it."""
     if processor:
         yield processor
         for one in processor.get("processors", ()):

@@ -1,4 +1,4 @@
-"""Export a model's padded passes as ONNX graphs, for any number of texts and any length.
+"""Export a model's forward passes as ONNX graphs, for any number and length of texts.
 
 torch.export traces the model and torch.onnx writes what it found. Opset 18 is what quantisers of
 both runtimes know; 23 has attention as one node, which they quantise into graphs that do not load,
@@ -34,14 +34,16 @@ _CONTEXT = 2
 
 
 class Pass(nn.Module):
-    """A forward pass with the batch as separate named arguments."""
+    """A forward pass that takes the tensors of a batch as separate arguments, as the exporter
+    requires.
+    """
 
     def __init__(self, model: TransformerModel, names: Sequence[str], *, context: bool) -> None:
         super().__init__()
         self.model, self.names, self.context = model, tuple(names), context
 
     def forward(self, *values: Tensor) -> Tensor:
-        """(B, D) unit vectors, or (B, C) context vectors."""
+        """Compute (B, D) unit vectors, or (B, C) context vectors."""
         batch = dict(zip(self.names, values, strict=True))
         if self.context:
             return self.model.embed_context(batch)
@@ -52,7 +54,7 @@ class Pass(nn.Module):
 
 
 def trace(model: TransformerModel, *, context: bool = False) -> Any:
-    """Export the model's pass as a program; `example` has its inputs by name.
+    """Export a forward pass as a torch program; `example` has its inputs by name.
 
     Args:
         context: of the pass that embeds context documents.
@@ -83,7 +85,7 @@ def trace(model: TransformerModel, *, context: bool = False) -> Any:
 
 
 def example(model: TransformerModel, *, context: bool) -> dict[str, Tensor]:
-    """Example inputs by name for tracing, on the model's device."""
+    """Make example inputs by name for the export, on the model's device."""
     tokens = model.tokenizer(_EXAMPLES, "document")
     batch = model.tokenizer.collate(tokens)
     device = next(model.parameters()).device
@@ -110,7 +112,8 @@ def write_onnx(model: TransformerModel, path: Path, *, context: bool = False) ->
 
 
 def prepare(path: Path, matrices: Sequence[Matrix], model: nn.Module) -> list[str]:
-    """Names of the nodes in an exported graph that multiply by one of the matrices.
+    """Rewrite an exported graph for quantisers; return the names of nodes that multiply by the
+    given matrices.
 
     The graph is rewritten: products with a sum behind them (Gemm) become products, which
     quantisers know, and what tells of the export, such as places on this machine, goes.
@@ -131,7 +134,7 @@ def prepare(path: Path, matrices: Sequence[Matrix], model: nn.Module) -> list[st
 
 
 def products_of(graph: Any, matrices: Sequence[Matrix], model: nn.Module) -> list[str]:
-    """Names of the nodes of a graph that multiply by one of the matrices."""
+    """Names of the nodes in a graph that multiply by one of the given matrices."""
     names = {id(module): name for name, module in model.named_modules()}
     modules = set()
     for matrix in matrices:
@@ -152,7 +155,9 @@ def products_of(graph: Any, matrices: Sequence[Matrix], model: nn.Module) -> lis
 
 
 def split_sums(graph: Any) -> None:
-    """Replace each Gemm with a weight by a MatMul of its name and an Add, in place."""
+    """Replace each Gemm node that has a constant weight by a MatMul of the same name and an Add, in
+    place.
+    """
     from onnx import helper, numpy_helper
 
     weights = {one.name: one for one in graph.initializer}
@@ -194,7 +199,7 @@ def _list(text: str) -> list[str]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Context manager that silences the exporter's notes."""
+    """Context manager that silences the ONNX exporter's messages."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -53,7 +53,9 @@ class Vocabulary(Compression):
 
     @property
     def fewest_texts(self) -> int:
-        """Minimum texts of a draw; a family of sizes reads all texts of its training data."""
+        """Minimum number of drawn texts; a family of sizes reads all texts of its training data
+        instead.
+        """
         return 10_000
 
     @property
@@ -70,7 +72,7 @@ class Vocabulary(Compression):
             check_kind(_content(pretrained), name)
 
     def compress(self, source: CompressionSource, output: Path) -> Compressed:
-        """Write the model with fewer tokens."""
+        """Write the model with the smaller vocabulary."""
         import numpy as np
 
         from rayembed.assets.finite import check_finite_files
@@ -134,7 +136,7 @@ class Vocabulary(Compression):
 
 
 def _as_read(model: "TransformerModel", texts: Sequence[CalibrationText]) -> list[str]:
-    """Texts with the instructions and prefixes that the model reads before them."""
+    """Yield the texts with the instructions and prefixes that the model puts before them."""
     return [
         model.tokenizer.prompt(model.instruction_of(one.role, one.instruction), one.role) + one.text
         for one in texts
@@ -142,7 +144,7 @@ def _as_read(model: "TransformerModel", texts: Sequence[CalibrationText]) -> lis
 
 
 def _kept(way: Vocabulary, part: Any, pretrained: Any, texts: Sequence[str]) -> list[int]:
-    """Ids of the tokens of a part to keep, in ascending order."""
+    """Choose the token ids to keep for one part of the model, in ascending order."""
     from rayembed.models.tokens import without_settings
 
     counts: Counter[int] = Counter()
@@ -165,7 +167,7 @@ def _kept(way: Vocabulary, part: Any, pretrained: Any, texts: Sequence[str]) -> 
 
 
 def named_ids(config: Any) -> dict[str, int]:
-    """Token ids in a part's settings, by setting and position."""
+    """Find the token ids in a part's configuration, such as `pad_token_id.0`."""
     found: dict[str, int] = {}
     for name, value in vars(config).items():
         if name.endswith("_token_id"):
@@ -182,7 +184,7 @@ def _content(pretrained: Any) -> dict[str, Any]:
 
 
 def _write_tokenizer(folder: Path, pretrained: Any, kept: Sequence[int]) -> None:
-    """Replace the tokenizer in the folder by the one with fewer tokens."""
+    """Replace the tokenizer in a folder by a copy with fewer tokens."""
     from rayembed.models.loading.files import read_json, write_json
 
     content = with_tokens(_content(pretrained), kept)
@@ -201,7 +203,7 @@ def _write_tokenizer(folder: Path, pretrained: Any, kept: Sequence[int]) -> None
 
 
 def _check_pieces(part: str, whole: Any, cut: Any, texts: Sequence[str]) -> None:
-    """Check that texts are split as before and that special tokens are the same."""
+    """Check that the smaller tokenizer splits texts as before and has the same special tokens."""
     from rayembed.models.tokens import without_settings
 
     before, after = (without_settings(one).backend_tokenizer for one in (whole, cut))

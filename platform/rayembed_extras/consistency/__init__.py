@@ -1,1 +1,1 @@
-"""The consistency filter: keeps pairs whose document a weak model retrieves."""
+"""Consistency filter: keep pairs whose document a small model retrieves for the query."""

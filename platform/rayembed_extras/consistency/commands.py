@@ -1,4 +1,4 @@
-"""The job of the consistency filter, as `rayembed` lists it."""
+"""Declare the consistency filter's job for the `rayembed` command."""
 
 from rayembed.jobs.table import DATA, Command
 

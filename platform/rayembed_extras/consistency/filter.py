@@ -1,4 +1,5 @@
-"""The consistency filter keeps pairs whose document a weak model retrieves (Nomic Embed v2, §4.2).
+"""Apply the consistency filter: keep pairs whose document a small model retrieves for the query
+(Nomic Embed v2, §4.2).
 
 Of a row with several positives each is a pair of its own; the row goes with its last one.
 
@@ -61,7 +62,8 @@ _SHOWN_CHARACTERS = 300
 def make_filtered(
     context: PipelineContext, dataset: DatasetConfig, parent: DatasetArtifact
 ) -> DatasetArtifact:
-    """Filter the records: keep positives among the top documents of their query; return the folder.
+    """Filter the records of a data set, keeping positives among their query's top documents; return
+    the new folder.
 
     A positive that is not stays known as none of the query's negatives. The documents are the
     positives of all rows of the same shard; see `own_ranks`.
@@ -83,7 +85,9 @@ def make_filtered(
 
 
 def _are_cut(parts: Sequence[Part], shard_rows: int) -> bool:
-    """Whether a language has more rows than one shard, so that a seed divides them."""
+    """Whether a language has more rows than fit in one shard, so that the seed decides which rows
+    compete.
+    """
     if sum(part.rows for part in parts) <= shard_rows:
         return False
     rows: Counter[int] = Counter()
@@ -147,7 +151,9 @@ def _filter(
 
 @dataclass(frozen=True)
 class RankedPart(PartItem):
-    """A part and the ranks that decide which of its rows stay."""
+    """Work item: a data file, and for each of its positives whether its rank is high enough to
+    stay.
+    """
 
     stays: np.ndarray
     """uint8, one bit for each positive as in `np.packbits`: whether it is in the top ranks."""
@@ -157,7 +163,7 @@ class RankedPart(PartItem):
 
 @dataclass(frozen=True)
 class KeepConsistent:
-    """Task: keep the positives of a part that are in the top ranks, and the rows with any left."""
+    """Task that keeps the positives in the top ranks, and the rows that have a positive left."""
 
     folder: str
 
@@ -201,7 +207,9 @@ class KeepConsistent:
 
 
 def _with(record: Record, stays: Sequence[bool]) -> Record:
-    """The record with the positives that stay; removed positives do not become negatives."""
+    """Return the record with the kept positives only; removed ones are marked so that they never
+    become negatives.
+    """
     if all(stays):
         return record
 
@@ -228,8 +236,8 @@ each, in row order."""
 def _ranked_parts(
     folder: str, parts: Sequence[Part], positives: Sequence[int], shards: Shards, top_k: int
 ) -> tuple[list[RankedPart], list[Mapping[str, Any]], int]:
-    """Parts with the ranks of their rows, counts of kept rows by language, and the number of
-    positives removed from rows that stay. Five bytes a positive are in memory.
+    """Return the files with their ranks, the kept rows of each language, and the number of
+    positives removed from kept rows. Five bytes a positive are in memory.
 
     Args:
         positives: number of positives of each part.
@@ -275,7 +283,8 @@ _ROWS_AT_ONCE = 65_536
 
 
 def own_ranks(shard: RowShard, device: str = "cpu") -> np.ndarray:
-    """int64 rank of each positive of each row for the row's query, starting at 1.
+    """int64 rank of each row's positives among the documents for the row's query, 1 for the
+    best.
 
     The rank is one more than the number of documents that score higher. Each text counts once; not
     counted are equal scores, the row's other positives, which are correct too, and the query's own
@@ -316,8 +325,8 @@ def count_above(
 
 
 def _no_rivals_above(shard: RowShard, row: np.ndarray, limits: np.ndarray) -> np.ndarray:
-    """(m,) int64 number of distinct texts among the row's positives and its query that score above
-    a limit.
+    """(m,) int64 number of texts that score above a limit but do not compete: the row's other
+    positives and its query.
 
     Args:
         row: (m,) row of each positive.
@@ -338,7 +347,7 @@ def _no_rivals_above(shard: RowShard, row: np.ndarray, limits: np.ndarray) -> np
 
 
 def _scores(shard: RowShard, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """(m,) float32 scores of m queries, each with one document."""
+    """(m,) float32 inner products of m queries with one document each."""
     found = [np.empty(0, dtype=np.float32)]
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         some = slice(start, start + _ROWS_AT_ONCE)
@@ -348,7 +357,7 @@ def _scores(shard: RowShard, rows: np.ndarray, places: np.ndarray) -> np.ndarray
 
 
 def histogram(ranks: np.ndarray) -> dict[str, int]:
-    """Counts of ranks by bin: `1`, `2`, `3`, `4-5`, … `51-100`, `>100`."""
+    """Count ranks by bin: `1`, `2`, `3`, `4-5`, … `51-100`, `>100`."""
     lows = [1, *(high + 1 for high in BINS[:-1])]
     names = [f"{a}" if a == b else f"{a}-{b}" for a, b in zip(lows, BINS, strict=True)]
     counts = np.bincount(np.searchsorted(BINS, ranks), minlength=len(BINS) + 1)
@@ -357,13 +366,13 @@ def histogram(ranks: np.ndarray) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class RankShard:
-    """Task: rank the positives of a shard's rows; `read_ranks` reads the file."""
+    """Task that ranks the positives of a shard's rows and stores the ranks for `read_ranks`."""
 
     folder: str
     buckets: Buckets
 
     def __call__(self, item: Bucket, device: str = "cpu") -> Result:
-        """Run the task; its result has `ranks`, their histogram."""
+        """Run the task; its result has `ranks`, the histogram of the shard's ranks."""
         shard = gather(self.buckets, item.number)
         none = np.empty(0, dtype=np.int64)
         found, rows = {"part": none, "row": none, "text": none, "rank": none}, 0
@@ -382,7 +391,7 @@ class RankShard:
 
 
 def read_ranks(folder: str, number: int) -> Ranks:
-    """Ranks of all positives of a shard's rows.
+    """Read the ranks of all positives of a shard's rows.
 
     Raises:
         ArtifactError: the file is missing or broken.

@@ -1,4 +1,4 @@
-"""The job that filters pairs for consistency."""
+"""Run the job that filters pairs for consistency."""
 
 from rayembed.pipeline.data.jobs import data_job
 

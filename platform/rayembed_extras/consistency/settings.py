@@ -8,7 +8,9 @@ from rayembed.config.mining import TeacherStep
 
 
 class ConsistencyConfig(TeacherStep):
-    """Keeps pairs whose document a weak model retrieves (Nomic Embed v2, section 4.2)."""
+    """Settings of the filter that keeps pairs whose document a small model retrieves (Nomic Embed
+    v2, section 4.2).
+    """
 
     kind: ClassVar[str] = "consistency"
     folder: ClassVar[str] = "filtered"
@@ -25,5 +27,5 @@ class ConsistencyConfig(TeacherStep):
 
     @property
     def summary(self) -> str:
-        """Summary of the filter in one line: its maximum rank and its teacher."""
+        """Describe the filter in one line: the largest rank that it keeps, and its teacher."""
         return f"top {self.top_k} by {self.teacher}"

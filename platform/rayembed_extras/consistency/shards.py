@@ -1,4 +1,5 @@
-"""Shards of the consistency filter: rows of one language with their vectors.
+"""Divide rows into shards of one language each, within which the consistency filter ranks
+documents.
 
 A row belongs to a shard of its language by a hash of the seed and its id. So a shard holds the same
 rows however these are spread over parts, and about as many as the settings ask for: the count
@@ -27,7 +28,7 @@ NOT_THERE = -1
 
 @dataclass(frozen=True)
 class Shards:
-    """Number of shards of each language; shards are numbered language by language."""
+    """Number of shards of each language; shard numbers run through all languages."""
 
     of: Mapping[Language, int]
     seed: int
@@ -40,11 +41,11 @@ class Shards:
 
     @property
     def languages(self) -> list[Language]:
-        """Language of each shard."""
+        """Language of each shard, by shard number."""
         return [language for language, count in self.of.items() for _ in range(count)]
 
     def numbers(self, id_hash: np.ndarray, languages: Sequence[Language]) -> np.ndarray:
-        """(n,) int64 shard of each row."""
+        """(n,) int64 shard number of each row."""
         firsts = dict(zip(self.of, np.cumsum([0, *self.of.values()])[:-1].tolist(), strict=True))
         first = np.array([firsts[language] for language in languages], dtype=np.int64)
         count = np.array([self.of[language] for language in languages], dtype=np.uint64)
@@ -54,7 +55,7 @@ class Shards:
 
 @dataclass(frozen=True)
 class CountLanguages:
-    """Task: count the rows of each language in a part."""
+    """Task that counts the rows of each language in a data file."""
 
     def __call__(self, item: PartItem) -> Result:
         """Run the task; its result has `languages` as [language, rows] pairs."""
@@ -66,7 +67,7 @@ class CountLanguages:
 
 @dataclass(frozen=True)
 class NumberedPart(PartItem):
-    """Work item: a part and its number among all."""
+    """Work item: a data file and its index among all files."""
 
     number: int
 
@@ -77,13 +78,17 @@ _DOCUMENT = -1
 
 @dataclass(frozen=True)
 class SendVectors:
-    """Task: send the vectors of a part's queries and documents to their shards."""
+    """Task that sends the vectors of a data file's queries and documents to the shards of their
+    rows.
+    """
 
     vectors: Vectors
     shards: Shards
 
     def __call__(self, item: NumberedPart) -> Sent:
-        """Queries, then documents, with counts of rows and `positives` of the part."""
+        """Return the rows to send, queries before documents, with counts of rows and `positives` in
+        the file.
+        """
         part = item.part
         languages = read_table(part.path, ["language"])["language"].to_pylist()
         shard = self.shards.numbers(read_column([part], "id_hash"), languages)
@@ -115,7 +120,7 @@ class SendVectors:
 
 @dataclass(frozen=True)
 class RowShard:
-    """Rows of a shard (n) and the distinct documents (N) that their queries search."""
+    """The n rows of a shard, and the N distinct documents among which their queries search."""
 
     part: np.ndarray
     """(n,) int64 part number of each row."""
@@ -137,7 +142,7 @@ class RowShard:
 
 
 def gather(buckets: Buckets, number: int) -> RowShard | None:
-    """Gather a shard from the rows sent to it; None if it has none.
+    """Assemble a shard from the rows and vectors sent to it; None if nothing was sent.
 
     Raises:
         ArtifactError: a file is missing or broken.

@@ -1,1 +1,1 @@
-"""Corpora of contextual models: documents that give the context for embedding texts."""
+"""Corpora of contextual models: choose the documents whose vectors give the model its context."""

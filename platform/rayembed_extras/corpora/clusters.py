@@ -1,4 +1,5 @@
-"""Representative documents of a corpus: one from each cluster (arXiv 2410.02525, section 3.2).
+"""Choose representative documents of a corpus, one from each cluster (arXiv 2410.02525, section
+3.2).
 
 N documents, k clusters, C width of their vectors.
 """
@@ -54,7 +55,8 @@ def clustered_context(
     seed: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tensor | None:
-    """Context vectors (n, C), one document from each cluster of a corpus; None for an empty corpus.
+    """Compute context vectors (n, C) of one document from each cluster of a corpus; None if the
+    corpus is empty.
 
     As many clusters as the model takes context documents. The first stage embeds every document
     once, and k-means goes by its vectors.

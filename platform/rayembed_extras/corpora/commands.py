@@ -1,4 +1,4 @@
-"""Jobs of corpora, as `rayembed` lists them."""
+"""Declare the job that gives models a corpus for the `rayembed` command."""
 
 from rayembed.jobs.table import SERVE, Command
 

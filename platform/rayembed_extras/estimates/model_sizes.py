@@ -1,4 +1,6 @@
-"""Sizes of models, cached on a machine because counting imports torch and transformers."""
+"""Count model parameters and activation bytes, cached on this machine because counting imports
+torch and transformers.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,8 +38,8 @@ _CODE = 3
 
 
 def remembered_size(model: ModelConfig) -> ModelSize | None:
-    """Parameter counts as in `model_size`, read from this machine's cache for known settings and
-    shapes. A dry run makes no cache folder.
+    """Count parameters as `model_size` does; known settings and shapes are read from this machine's
+    cache. A dry run makes no cache folder.
 
     Raises:
         ConfigError: as `model_size`; nothing is kept then.
@@ -47,7 +49,8 @@ def remembered_size(model: ModelConfig) -> ModelSize | None:
 
 
 def remembered_activations(model: ModelConfig) -> Activations | None:
-    """Activation bytes of a token as in `activations`, cached like sizes.
+    """Count activation bytes for each token as `activations` does, cached like parameter
+    counts.
 
     Raises:
         ConfigError: as `model_size`; nothing is kept then.
@@ -59,7 +62,7 @@ def remembered_activations(model: ModelConfig) -> Activations | None:
 def _remembered(
     model: ModelConfig, what: str, count: Callable[[ModelConfig], Any]
 ) -> dict[str, Any] | None:
-    """Counts from the cache; counted and cached if they are missing."""
+    """Read counts from the cache; if they are missing, count and cache them."""
     shapes = {name: known_settings(at, f"model.{name}.path") for name, at in model.parts.items()}
     if None in shapes.values():
         return None
@@ -80,7 +83,8 @@ def _remembered(
 
 @contextmanager
 def kernels_on_meta() -> Iterator[None]:
-    """Use attention and dropout kernels of GPUs on the meta device, in all threads of the process.
+    """Context manager under which the meta device allocates what a GPU's attention and dropout
+    kernels would, in all threads.
 
     On the meta device torch makes the scores of all pairs of tokens, and dropout's noise as a
     tensor in the inputs' type. A GPU's attention keeps its inputs and output and a number a query,
@@ -109,7 +113,9 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
 
 
 class _Answered(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own
-    """Answers questions of a forward pass about tensor values: all tokens are text."""
+    """Torch mode that answers a forward pass's questions about values on the meta device as if all
+    tokens were text.
+    """
 
     def __init__(self, only_text: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -128,7 +134,8 @@ class _Answered(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's o
 
 
 class MetaModel(torch.nn.Module):
-    """A model to train on the meta device: its pretrained parts with adapters, and its pooling.
+    """The model to train without storage (meta device): pretrained parts with adapters, and
+    pooling.
 
     What stands between parts is left out (projections of context, a contextual token's place).
     """
@@ -154,7 +161,9 @@ class MetaModel(torch.nn.Module):
         return int(backbone.config.num_hidden_layers)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Sum of all parts' hidden states and of the pooled backbone states."""
+        """Run all parts and the pooling; return the sum of their outputs, which depends on all of
+        them.
+        """
         mask = batch["attention_mask"]
         found = []
         for name, part in self.parts.items():
@@ -165,12 +174,13 @@ class MetaModel(torch.nn.Module):
         return torch.stack(found).sum()
 
     def recompute(self) -> None:
-        """Recompute layers in the backward pass in all later calls."""
+        """Switch on recomputing of layers in the backward pass."""
         recompute_layers(self.parts.values(), None)
 
 
 def model_on_meta(config: ModelConfig) -> MetaModel | None:
-    """The model to train on the meta device; None if the shape of a part is not known here.
+    """Build the model to train on the meta device; None if the shape of a part is not known
+    here.
 
     Raises:
         ConfigError: as `requirements.model_size`.
@@ -180,7 +190,7 @@ def model_on_meta(config: ModelConfig) -> MetaModel | None:
 
 
 def batch_on_meta(texts: int, tokens: int) -> dict[str, Tensor]:
-    """Collated micro-batch of texts of equal length on the meta device."""
+    """Make a collated micro-batch of texts of equal length on the meta device."""
     names = ("input_ids", "attention_mask", "pool_mask")
     return {n: torch.empty(texts, tokens, dtype=torch.int64, device="meta") for n in names}
 
@@ -188,7 +198,7 @@ def batch_on_meta(texts: int, tokens: int) -> dict[str, Tensor]:
 def kept_bytes(
     forward: Callable[[], Any], parameters: Iterable[Tensor], *, padded: bool = True
 ) -> int:
-    """Bytes that a forward pass on the meta device keeps for its backward pass.
+    """Count the bytes that a forward pass on the meta device keeps for its backward pass.
 
     Each storage counts once and parameters do not. What is recomputed is not kept.
 
@@ -212,7 +222,8 @@ _TEXTS, _TOKENS = 16, 32  # no more than any family has learnt positions for
 
 
 def activations(config: ModelConfig, *, padded: bool = True) -> Activations | None:
-    """Bytes that a token takes in training; None if the shape of a part is not known here.
+    """Count the activation bytes of a token in training; None if the shape of a part is not known
+    here.
 
     None also for a part that is no class of transformers: such packs tokens, and chooses experts,
     by values that nothing has here.
@@ -242,7 +253,9 @@ def activations(config: ModelConfig, *, padded: bool = True) -> Activations | No
 
 
 def _of_layers(config: ModelConfig, number: int, padded: bool) -> tuple[float, float]:
-    """Bytes a token for a model with `layers` layers, without and with recomputing."""
+    """Count activation bytes of a token for a backbone with `number` layers, without and with
+    recomputing.
+    """
     backbone = changed(config.backbone, num_layers=number)
     model = model_on_meta(changed(config, backbone=backbone))
     assert model is not None, "its shape is known"
@@ -252,7 +265,7 @@ def _of_layers(config: ModelConfig, number: int, padded: bool) -> tuple[float, f
         return kept_bytes(lambda: model(batch), model.parameters(), padded=padded)
 
     def of_token() -> float:
-        """Additional bytes for another token, without the bytes a pass keeps only once."""
+        """Bytes that each further token adds, without the bytes that a pass keeps only once."""
         return (kept(2 * _TEXTS) - kept(_TEXTS)) / (_TEXTS * _TOKENS)
 
     plain = of_token()

@@ -1,5 +1,5 @@
-"""Needs of a run before it starts: parameters, memory of a worker, GPUs with
-enough memory, disk.
+"""Estimate what a run needs before it starts: parameters, memory of a worker, suitable
+GPUs, disk.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class GpuMemory:
 
     @property
     def total(self) -> int:
-        """Total bytes including CUDA's own; without activations if they are not counted."""
+        """Total bytes including CUDA's own, without activations if these could not be counted."""
         return self.states.total + self.buffers + (self.activations or 0) + _CUDA
 
 
@@ -66,7 +66,9 @@ def gpu_memory(run: Run, size: ModelSize) -> GpuMemory:
 
 
 def worker_states(run: Run, size: ModelSize) -> WorkerMemory:
-    """Worker memory without activations, for the stage that needs most."""
+    """Worker memory for weights, gradients and optimiser, without activations, in the stage that
+    needs most.
+    """
     each = max(stage.optimizer.state_bytes for stage in run.stages)
     teaches = any(stage.hidden_states is not None for stage in run.stages)
     dtype = expected_precision(run).dtype
@@ -79,7 +81,7 @@ def host_bytes(run: Run, size: ModelSize) -> int:
 
 
 def gpus_that_fit(memory: GpuMemory) -> tuple[list[str], list[str]]:
-    """Names of `GPUS` that can hold a worker, and of those that cannot."""
+    """Names of the GPUs in `GPUS` with enough memory for a worker, and of the others."""
     fit = {name: memory.total <= usable_bytes(name) for name in GPUS}
     return [name for name in fit if fit[name]], [name for name in fit if not fit[name]]
 
@@ -90,7 +92,7 @@ def usable_bytes(gpu: str) -> int:
 
 
 def _activation_bytes(run: Run, stage: StageConfig, found: Activations) -> int:
-    """Bytes of a step's graphs on a worker, and of one recomputed layer.
+    """Activation bytes that a worker keeps in a step, including one recomputed layer.
 
     Where a setting is `auto` the least: more is kept only where that fits.
     """
@@ -107,10 +109,10 @@ def _activation_bytes(run: Run, stage: StageConfig, found: Activations) -> int:
 
 
 class Counted(Estimates):
-    """Estimates from the shapes of models, without loading weights."""
+    """Estimates made from the shapes of models, without loading weights."""
 
     def needs(self, run: NamedRun) -> dict[str, str]:
-        """Rows of parameters, number type, memory and disk."""
+        """Table rows with parameters, number type, memory and disk of a run."""
         if isinstance(run, Run):
             return _needs(run)
         kind = counted_kind(run)
@@ -124,7 +126,9 @@ class Counted(Estimates):
                 check_fits(run.placement.gpu, gpu_memory(run, size))
 
     def time(self, runs: Runs, prepared: Runs = (), best: NamedRun | None = None) -> str | None:
-        """Minutes on CPUs, shared by trials that run side by side; GPU-hours on GPUs."""
+        """Estimated time as text: minutes on CPUs, shared by concurrent trials, or GPU-hours on
+        GPUs.
+        """
         found = estimate(runs[0]) if best is None else estimate_trials(runs, prepared, best)
         return gpu_hours(runs) if found is None else str(found)
 
@@ -133,7 +137,7 @@ COUNTED = Counted()
 
 
 def check_fits(gpu: str, memory: GpuMemory) -> None:
-    """Refuse a run that is known not to fit the GPU.
+    """Raise if a run is known not to fit the GPU that its placement names.
 
     Raises:
         ConfigError: it needs more; activations that are not counted would come on top.
@@ -180,7 +184,7 @@ def _needs(run: Run) -> dict[str, str]:
 
 
 def _of_gpu(run: Run, size: ModelSize, states: str, of: str) -> dict[str, str]:
-    """Memory of a worker's GPU and of its node, and GPUs with enough memory."""
+    """Table rows with the memory of a worker's GPU and node, and the GPUs that have enough."""
     memory = gpu_memory(run, size)
     counted = memory.activations is not None
     activations = _gib(memory.activations or 0) if counted else "not counted"

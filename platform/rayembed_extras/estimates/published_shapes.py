@@ -1,4 +1,4 @@
-"""Shapes of published models, so that recipes can be sized without the hub."""
+"""Configurations of published models, so that recipes can be sized without access to the hub."""
 
 from typing import Any
 

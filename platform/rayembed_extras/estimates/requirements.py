@@ -1,4 +1,4 @@
-"""Needs of a run: parameters, memory, disk, texts a step; counted without loading weights.
+"""Compute a run's parameters, memory and disk from model shapes, without loading weights.
 
 Models are built on torch's meta device from the configuration of their backbone alone. Ray is not
 imported.
@@ -24,7 +24,7 @@ WIDTHS = {"bfloat16": 2, "float32": 4}
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Numbers of parameters."""
+    """Parameter counts of a model."""
 
     total: int
     """Pretrained parts, adapters and head, without a language-model head."""
@@ -40,7 +40,7 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes for each padded token of a micro-batch."""
+    """Activation bytes for each padded token of a micro-batch."""
 
     kept: float
     """Bytes of a graph."""
@@ -52,7 +52,7 @@ class Activations:
 
 @dataclass(frozen=True)
 class WorkerMemory:
-    """Bytes that one worker holds besides activations, a lower bound of its memory."""
+    """Bytes that one worker needs without activations, a lower bound of its memory."""
 
     weights: int
     gradients: int
@@ -67,7 +67,8 @@ class WorkerMemory:
 
 
 def known_settings(reference: str, setting: str) -> dict[str, Any] | None:
-    """A model's configuration if this machine has it; None if only the hub does.
+    """Read a model's config.json if it is on this machine or built in; None if only the hub
+    has it.
 
     Args:
         setting: that names the model, for messages.
@@ -95,7 +96,7 @@ def known_settings(reference: str, setting: str) -> dict[str, Any] | None:
 
 
 def model_size(model: ModelConfig) -> ModelSize | None:
-    """Parameter counts of a model; None if a part's shape is not known here.
+    """Count a model's parameters; None if the shape of a part is not known here.
 
     Raises:
         ConfigError: a family that transformers lacks, heads that do not fit the hidden size,
@@ -129,7 +130,8 @@ def model_size(model: ModelConfig) -> ModelSize | None:
 
 
 def flops_per_token(model: ModelConfig) -> float | None:
-    """Floating-point operations of a forward pass for each token; None if shapes are not known.
+    """Floating-point operations of a forward pass for each token; None if shapes are not known
+    here.
 
     Two for each weight that works on a token: embeddings are looked up, idle experts rest.
 
@@ -145,13 +147,13 @@ def flops_per_token(model: ModelConfig) -> float | None:
 
 
 def looked_up(settings: dict[str, Any]) -> int:
-    """Parameters of the word embeddings, from a model's configuration."""
+    """Count the parameters of the word embeddings, which are looked up instead of multiplied."""
     width = settings.get("hidden_size") or settings.get("n_embd") or 0
     return int(width * settings.get("vocab_size", 0))
 
 
 def _expert_sizes(part: Any) -> tuple[int, int]:
-    """Number of expert parameters of a part, and of those unused for each token."""
+    """Count the expert parameters of a part, and those that a single token does not use."""
     from rayembed.models.experts import MoeMlp
 
     mixtures = [module for module in part.modules() if isinstance(module, MoeMlp)]
@@ -164,7 +166,7 @@ def _expert_sizes(part: Any) -> tuple[int, int]:
 
 
 def empty_part(model: ModelConfig, name: str, reference: str) -> Any | None:
-    """A pretrained part on the meta device; None if its shape is not known here."""
+    """Build a pretrained part on the meta device; None if its shape is not known here."""
     setting = f"model.{name}.path"
     settings = known_settings(reference, setting)
     if settings is None:
@@ -199,7 +201,9 @@ def empty_part(model: ModelConfig, name: str, reference: str) -> Any | None:
 
 
 def _part_size(model: ModelConfig, name: str, part: Any) -> ModelSize:
-    """Size of a pretrained part: fully trained, trained by adapters, or frozen."""
+    """Count the parameters of a pretrained part, which is trained fully, trained by adapters, or
+    frozen.
+    """
     total = sum(p.numel() for p in part.parameters())
     if name in model.frozen:
         return ModelSize(total, 0)
@@ -212,7 +216,7 @@ def _part_size(model: ModelConfig, name: str, part: Any) -> ModelSize:
 
 
 def expected_precision(run: NamedRun) -> Precision:
-    """Number type of a run; for `auto` the type that workers on machines like this one use."""
+    """Number type in which a run computes; for `auto`, as chosen on machines like this one."""
     asked = run.model.backbone.dtype
     if asked == "auto":
         return auto_precision("cuda" if placed_here(run.placement).on_gpu else "cpu")
@@ -257,7 +261,7 @@ def worker_memory(
 
 
 def checkpoint_bytes(run: Run, size: ModelSize) -> int:
-    """Bytes of the checkpoints and trained weights in storage at the end of training.
+    """Bytes in storage of the checkpoints and trained weights at the end of training.
 
     A checkpoint holds what the optimiser has; of each stage the newest `keep_checkpoints` stay
     until the run is done, and with `keep_states` for good. The
@@ -273,7 +277,7 @@ def checkpoint_bytes(run: Run, size: ModelSize) -> int:
 
 
 def export_bytes(run: Run, size: ModelSize) -> int:
-    """Bytes of the models that the run exports, adapters merged.
+    """Bytes of the models that the run exports, with adapters merged into the weights.
 
     One after each stage, the untrained one where it is scored, and mixtures of a guard.
     """
@@ -283,7 +287,9 @@ def export_bytes(run: Run, size: ModelSize) -> int:
 
 
 def _adapter_parameters(part: Any, lora: LoraConfig, setting: str) -> int:
-    """Number of parameters of A (rank, in) and B (out, rank) over all layers with adapters."""
+    """Count the parameters of the LoRA matrices A (rank, in) and B (out, rank) of all adapted
+    layers.
+    """
     shapes: dict[str, list[int]] = {}
     for name, module in part.named_modules():
         weight = getattr(module, "weight", None)

@@ -71,8 +71,8 @@ class Estimate:
 
 
 def estimate(run: NamedRun) -> Estimate | None:
-    """Estimate a run's time on workers with this machine's CPU; None: it uses GPUs, or is not
-    known.
+    """Estimate a run's time on workers with this machine's CPU; None if it uses GPUs or cannot be
+    estimated.
 
     Preparation of data that is there already, and stages that are done, are counted all the same;
     of an adaptation its preparation is not, as the size of its corpus is not known.
@@ -91,8 +91,8 @@ def estimate(run: NamedRun) -> Estimate | None:
 def estimate_trials(
     trials: Sequence[NamedRun], prepared: Sequence[NamedRun], best: NamedRun
 ) -> Estimate | None:
-    """Estimate the time of all trials of a sweep, which share the cores if they run side by side;
-    None: not known.
+    """Estimate the time of all trials of a sweep, which share the cores if they run concurrently;
+    None if unknown.
 
     Args:
         prepared: one run for each different data.
@@ -112,7 +112,8 @@ def estimate_trials(
 
 
 def gpu_hours(runs: Sequence[NamedRun]) -> str | None:
-    """Text with the GPU-hours that training of the runs takes; None: it uses CPUs, or is not known.
+    """Format the GPU-hours that the training of runs takes; None if they use CPUs or cannot be
+    estimated.
 
     Counted, and taken at the speed of the one training that a GPU has timed.
     """
@@ -131,8 +132,8 @@ def gpu_hours(runs: Sequence[NamedRun]) -> str | None:
 
 
 def on_gpu_seconds(run: NamedRun) -> float | None:
-    """Time of a run on one GPU, from its operations and a measured speed; None: it uses CPUs, or is
-    not known.
+    """Estimate a run's seconds on one GPU from its operations and a measured speed; None if it uses
+    CPUs or is unknown.
     """
     work = _work(run) if _on_gpu(run) else None
     if work is None:
@@ -143,7 +144,7 @@ def on_gpu_seconds(run: NamedRun) -> float | None:
 
 @dataclass(frozen=True)
 class Work:
-    """Floating-point operations of a run."""
+    """Floating-point operations of a run's training and scoring, and its number of stages."""
 
     training: float
     scores: float
@@ -152,7 +153,7 @@ class Work:
 
 @dataclass(frozen=True)
 class CountedKind:
-    """Estimates of a kind of run outside the core, which its package provides."""
+    """Estimate functions for a kind of run that an optional package provides."""
 
     run: type[NamedRun]
     needs: Callable[[Any], dict[str, str]]
@@ -165,17 +166,19 @@ KINDS = NamedTable("rayembed.counted_runs", CountedKind, "kind of run", {})
 
 
 def counted_kind(run: NamedRun) -> CountedKind | None:
-    """Estimates of a run from outside the core; None: no package provides them."""
+    """Find the estimate functions for a run of an optional package; None if no package provides
+    them.
+    """
     return next((kind for kind in KINDS.members().values() if isinstance(run, kind.run)), None)
 
 
 def _on_gpu(run: NamedRun) -> bool:
-    """Whether the run's workers have GPUs; for `auto` as on machines like this one."""
+    """Whether the run's workers use GPUs; for `auto`, whether machines like this one have them."""
     return placed_here(run.placement).on_gpu
 
 
 def _work(run: NamedRun) -> Work | None:
-    """Operations of a run; None: its model is not known here."""
+    """Count the operations of a run; None if its model's shape is not known here."""
     try:
         return work_of(run)
     except (ArtifactError, ConfigError):  # the check of the run reports it with its remedy
@@ -183,7 +186,7 @@ def _work(run: NamedRun) -> Work | None:
 
 
 def work_of(run: NamedRun) -> Work | None:
-    """Operations of a run; None: not known."""
+    """Count the operations of a run of any kind; None if they cannot be counted."""
     if not isinstance(run, Run):
         kind = counted_kind(run)
         return None if kind is None else kind.work(run)
@@ -195,8 +198,8 @@ def work_of(run: NamedRun) -> Work | None:
 
 
 def _speeds(run: NamedRun) -> tuple[Precision, float, float]:
-    """Number type of a run, and this machine's operations a second in matrix products and in
-    encoding.
+    """Number type of a run, and this machine's operations per second in matrix multiplication and
+    in encoding.
     """
     precision = expected_precision(run)
     speed = num_cores() * product_speed(precision.dtype)
@@ -222,8 +225,8 @@ def _of_scores(run: Run, a_token: float) -> float:
 
 
 def _of_validation(run: Run) -> float:
-    """Maximum tokens of all validation scores during training; 0 for tasks of mteb and BEIR, whose
-    sizes are not known here.
+    """Largest number of tokens that validation reads during training; 0 for tasks of mteb and BEIR,
+    whose sizes are not known here.
     """
     validation = run.evaluation.validation
     if validation is None:
@@ -238,7 +241,7 @@ def _of_validation(run: Run) -> float:
 
 
 def _of_held_out(run: Run) -> float:
-    """Maximum tokens of a query and a document of each held-out row."""
+    """Largest number of tokens in the queries and documents of held-out rows."""
     each = run.model.max_lengths["query"] + run.model.max_lengths["document"]
     parts = ((dataset.held_out, dataset.num_samples or _ROWS) for dataset in run.held_out_datasets)
     return sum(
@@ -249,8 +252,8 @@ def _of_held_out(run: Run) -> float:
 
 
 def _of_teachers(runs: Sequence[Run]) -> float:
-    """Operations of teachers of data steps and stages; each teacher embeds a data set's texts once
-    for all runs.
+    """Count the teachers' operations in data preparation; a teacher embeds the texts of a data set
+    once for all runs.
     """
     once: dict[tuple[str, str, str], float] = {}
     for run in runs:
@@ -271,5 +274,5 @@ def _of_teachers(runs: Sequence[Run]) -> float:
 
 
 def _embedded(dataset: DatasetConfig, teacher: Teacher) -> float:
-    """Tokens that a teacher reads of a data set's queries and positives."""
+    """Estimate the tokens that a teacher reads in a data set's queries and positives."""
     return 2 * (dataset.num_samples or _ROWS) * min(teacher.max_length, 64) * FILLED

@@ -1,4 +1,4 @@
-"""Jobs of merging, as `rayembed` lists them."""
+"""Declare the job that merges models for the `rayembed` command."""
 
 from rayembed.jobs.table import TRAIN, Command
 

@@ -1,4 +1,4 @@
-"""The merge job: merge models by given shares or choose the shares by scores."""
+"""Run the merge job: average models by given shares, or choose the shares by scores."""
 
 import argparse
 import shlex

@@ -1,4 +1,6 @@
-"""Merge trained models of one architecture into a folder, by given shares or by scores."""
+"""Merge trained models of one architecture by averaging weights with given shares, or with the
+best-scoring shares.
+"""
 
 import json
 import re
@@ -52,7 +54,7 @@ the registry differ."""
 
 
 class Merged(NamedTuple):
-    """A candidate of a merge, or one of the merged models."""
+    """One scored model of a merge: a merged candidate, or one of the originals."""
 
     reference: str
     shares: tuple[float, ...] | None = None
@@ -61,14 +63,16 @@ class Merged(NamedTuple):
 
 @dataclass(frozen=True)
 class MergeChoice:
-    """The original models in order, the candidates, and the chosen candidate."""
+    """Result of a merge by scores: the original models, the candidates, and the chosen
+    candidate.
+    """
 
     scored: tuple[Scored[Merged], ...]
     kept: Scored[Merged]
 
     @property
     def tables(self) -> list[Table]:
-        """Report tables."""
+        """Tables of the originals' and the candidates' scores."""
         return report_tables("Candidates of the merge", self.scored, kept=self.kept)
 
 
@@ -91,8 +95,9 @@ def merge_given(
 
 
 def models_of(references: Sequence[str]) -> list[str]:
-    """References of models. A checkpoint is exported as a model next to those of its run's stages,
-    as `<run>/models/<stage>-<checkpoint>`.
+    """Check references to models, and export the checkpoints among them; return references to
+    models. A checkpoint is exported as a model next to those of its run's stages, as
+    `<run>/models/<stage>-<checkpoint>`.
 
     Raises:
         ArtifactError: a checkpoint is damaged, lies in no run's folder, or is of other settings
@@ -110,7 +115,7 @@ def models_of(references: Sequence[str]) -> list[str]:
 
 
 def _check_no_removed_checkpoint(reference: str) -> None:
-    """Raise if the reference names a checkpoint that was removed at the end of its run."""
+    """Raise if a reference names a checkpoint that its finished run has removed."""
     named = _PLACE.fullmatch(reference) if _STORAGE.match(reference) else None
     if named is None or exists(reference) or not exists(join(named["run"], RUN_FILE)):
         return
@@ -145,7 +150,7 @@ def _exported(checkpoint: str) -> str:
 
 
 def _weights(folder: Path, run: Run) -> dict[str, Any]:
-    """Full fp32 weights by name in a stage's checkpoint of a run.
+    """Read the complete fp32 weights by name from a checkpoint of a run's stage.
 
     Raises:
         ArtifactError: the checkpoint is not whole, or of other settings than the run's.
@@ -169,8 +174,8 @@ def merge_best(
     scores: Scores,
     storage: str,
 ) -> MergeChoice:
-    """Save the candidate with the highest mean score in `output`, with all scores next to it; of
-    equal ones the first.
+    """Save the candidate with the highest mean score in `output`, with all scores next to it; ties
+    go to the first.
 
     One candidate is on disk at a time; what is scored already is not scored again.
 

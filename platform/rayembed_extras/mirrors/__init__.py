@@ -1,1 +1,1 @@
-"""Copies of a run's curves in TensorBoard and Weights & Biases."""
+"""Copy a run's training curves to TensorBoard and Weights & Biases."""

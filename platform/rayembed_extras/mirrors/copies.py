@@ -1,4 +1,4 @@
-"""Copy a run's curves to TensorBoard and Weights & Biases, in addition to MLflow.
+"""Copy a run's training curves to TensorBoard and Weights & Biases, in addition to MLflow.
 
 The metrics log is what counts: whatever keeps such a copy from being written is a warning.
 """
@@ -22,7 +22,7 @@ _EVERY_SECONDS = 5.0
 
 
 class Writer(Protocol):
-    """Interface of one tracker."""
+    """Interface of a tracker to which curves are copied."""
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         """Log values at a step of the run."""
@@ -32,7 +32,9 @@ class Writer(Protocol):
 
 
 class TensorBoard:
-    """Event files in the run's folder; each submission rewrites them from the metrics log."""
+    """Writes TensorBoard event files in the run's folder; each submission rewrites them from the
+    metrics log.
+    """
 
     def __init__(self, run: Run, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -54,8 +56,8 @@ class TensorBoard:
 
 
 class WandB:
-    """A run of Weights & Biases that later submissions continue; `WANDB_…`
-    variables configure it.
+    """Writes a Weights & Biases run, which later submissions continue; `WANDB_…` variables
+    configure it.
     """
 
     def __init__(self, run: Run, folder: Path) -> None:
@@ -87,7 +89,7 @@ class WandB:
 
 
 class Copy:
-    """Copies a run's curves to one tracker from its metrics log, in a thread."""
+    """Follows a run's metrics log in a thread and copies the curves to one tracker."""
 
     def __init__(self, make: Callable[[Run, Path], Writer], run: Run, folder: Path, log: Path):
         self._writer: Writer | None = None

@@ -1,4 +1,5 @@
-"""Near-duplicate removal: MinHash proposes pairs, the exact Jaccard similarity of n-grams decides.
+"""Find near-duplicate rows: MinHash proposes pairs, the exact Jaccard similarity of n-grams
+decides.
 
 Tasks, each bounded in memory by a part or a bucket:
 
@@ -47,7 +48,7 @@ BYTES_OF_A_ROW = 32
 
 
 class SimilarPairs(NamedTuple):
-    """Some of the similar pairs of rows, in the order of one comparing task."""
+    """Some of the similar pairs of rows, in the order in which one comparison task lists them."""
 
     task: int
     pairs: np.ndarray
@@ -118,7 +119,7 @@ def removed_rows(
 
 
 def _join(above: np.ndarray, pairs: np.ndarray, id_hash: np.ndarray) -> None:
-    """Join the components of each pair: union-find, many pairs at a time.
+    """Unite the components of the rows of each pair (union-find), many pairs at a time.
 
     The root of a component is its row of the lowest id hash.
     """
@@ -133,7 +134,9 @@ def _join(above: np.ndarray, pairs: np.ndarray, id_hash: np.ndarray) -> None:
 
 
 def _roots(above: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """(m,) int64 root of each row's component; the row then points directly to it."""
+    """(m,) int64 root of each row's component; shortens the path so that each row points to its
+    root.
+    """
     root = rows - above[rows]
     while True:
         higher = root - above[root]
@@ -197,7 +200,7 @@ def _compared(
     keep: np.ndarray,
     execute: Execute,
 ) -> int:
-    """Compare the pairs of rows that share a band; return the number of tasks."""
+    """Compare all rows that share a MinHash band; return the number of comparison tasks."""
     items = rows_of_parts(parts, keep)
     count = max(1, -(-int(keep.sum()) * bands(config)[0] // _BANDS_PER_BUCKET))
     signatures = BandPart(config, count)
@@ -230,7 +233,9 @@ def _compared(
 
 
 def _listed(removed: Removed) -> list[RemovedPairs]:
-    """Work items of the listing: a task's similar pairs that explain why a row is removed."""
+    """Make work items that list removed rows, each with the similar pair for which it is
+    removed.
+    """
     order = np.argsort(removed.task, kind="stable")
     edges = np.flatnonzero(np.diff(removed.task[order], prepend=-1))
     return [

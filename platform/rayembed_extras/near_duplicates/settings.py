@@ -31,5 +31,5 @@ class NearDuplicates(Cleaner):
         require_packages(setting, "near-duplicates", "datasketch")
 
     def find(self, *rows: Any) -> Any:
-        """Find the rows and list them."""
+        """Find near-duplicate rows and list them."""
         return load("rayembed_extras.near_duplicates.find:find_near_duplicates")(self, *rows)

@@ -1,4 +1,4 @@
-"""MinHash signatures of a part's rows in LSH bands, and candidate pairs that share a band.
+"""Compute MinHash signatures of rows in LSH bands, and pair the rows that share a band.
 
 Two texts share a band of r hash values with the probability s^r, where s is the Jaccard similarity
 of their n-grams, and one of b bands with 1 - (1 - s^r)^b (Leskovec, Rajaraman, Ullman: Mining of
@@ -37,7 +37,7 @@ _PARTNERS = 8
 
 
 def bands(config: NearDuplicates) -> tuple[int, int]:
-    """Number of bands and hash values in each."""
+    """Number of LSH bands, and number of hash values in each band."""
     index = MinHashLSH(
         threshold=min(config.threshold, _HIGHEST_THRESHOLD),
         num_perm=config.permutations,
@@ -47,14 +47,14 @@ def bands(config: NearDuplicates) -> tuple[int, int]:
 
 
 def sides(table: pa.Table, of: str) -> list[list[list[str]]]:
-    """Texts of the rows to compare: their queries, all their positives, or both."""
+    """Read the texts to compare of each row: the query, all positives, or both as two sides."""
     queries: list[list[str]] = [[text] for text in table["query"].to_pylist()]
     positives: list[list[str]] = table["positives"].to_pylist()
     return {"query": [queries], "positive": [positives], "pair": [queries, positives]}[of]
 
 
 def grams_of(table: pa.Table, config: NearDuplicates) -> "Shingles":
-    """N-grams of the compared texts of rows.
+    """Compute the word n-grams of the texts that are compared, row by row.
 
     Those of a row's positives are one set, so that a row with an answer that no other row has is
     no copy. Of a pair those of the query and of the positives are apart, as if of other words: a
@@ -68,13 +68,13 @@ def grams_of(table: pa.Table, config: NearDuplicates) -> "Shingles":
 
 @dataclass(frozen=True)
 class BandPart:
-    """Task: send the bands of a part's rows to their buckets."""
+    """Task that sends the bands of a data file's rows to the buckets in which equal bands meet."""
 
     config: NearDuplicates
     num_buckets: int
 
     def __call__(self, item: RowsOfPart) -> Sent:
-        """Bands with the positions of the rows, and row counts."""
+        """Return the bands with the positions of their rows, and row counts."""
         columns = ["id", "query", "positives"]
         table = read_table(item.part.path, columns).take(pa.array(item.rows))
         keys = band_keys(grams_of(table, self.config), self.config)
@@ -112,13 +112,15 @@ def band_keys(found: "Shingles", config: NearDuplicates) -> np.ndarray:
 
 @dataclass(frozen=True)
 class PairsOfBucket:
-    """Task: find pairs of rows that share a band."""
+    """Task that finds the pairs of rows in a bucket that share a band."""
 
     folder: str
     bands: Buckets
 
     def __call__(self, item: Bucket) -> Result:
-        """Run the task; its result has the number of `pairs`; `read_pairs` reads them."""
+        """Run the task; its result has the number of `pairs`, which `read_pairs` then reads from a
+        file.
+        """
         tables = self.bands.read(item.number)
         pairs = np.empty((0, 2), dtype=np.int64)
         if tables:
@@ -131,13 +133,15 @@ class PairsOfBucket:
 
 @dataclass(frozen=True)
 class SendPairs:
-    """Task: send a bucket's pairs to the tasks that compare them."""
+    """Task that sends a bucket's pairs to the tasks that will compare them."""
 
     folder: str
     tasks: int
 
     def __call__(self, item: Bucket) -> Sent:
-        """Pairs by task; the task depends on the pair alone, so that copies of a pair meet."""
+        """Return the pairs and the task for each; copies of a pair from several buckets go to the
+        same task.
+        """
         pairs = read_pairs(self.folder, item.number)
         key = mixed(pairs[:, 0].view(np.uint64) ^ mixed(pairs[:, 1]))
         table = pa.table({"first": pairs[:, 0], "second": pairs[:, 1]})
@@ -145,7 +149,7 @@ class SendPairs:
 
 
 def pairs_of(key: np.ndarray, id_hash: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """(pairs, 2) int64 positions of rows with a common key, each pair once.
+    """(pairs, 2) int64 positions of rows that have a key in common, each pair once.
 
     All pairs of small groups; in large ones each row is paired with the first and with the eight
     before it in id order, so that pairs depend on content only and are not quadratic in the copies
@@ -180,7 +184,7 @@ def _pairs_path(folder: str, bucket: int) -> str:
 
 @dataclass(frozen=True)
 class Shingles:
-    """Word n-grams of n texts, concatenated."""
+    """Hashed word n-grams of n texts, concatenated."""
 
     hashes: np.ndarray
     """uint64 hashes, text after text, in text order."""
@@ -188,11 +192,13 @@ class Shingles:
     """(n + 1,) int64: text i has `hashes[first[i]:first[i + 1]]`, at least one."""
 
     def of(self, text: int) -> np.ndarray:
-        """N-grams of one text."""
+        """Return the n-grams of one text."""
         return self.hashes[self.first[text] : self.first[text + 1]]
 
     def beside(self, other: "Shingles") -> "Shingles":
-        """Concatenate two sides' n-grams of each text; the other side's are marked."""
+        """Append the n-grams of each text's other side, hashed so that they never equal this
+        side's.
+        """
         sizes = np.stack([np.diff(self.first), np.diff(other.first)], axis=1).reshape(-1)
         side = np.repeat(np.arange(len(sizes)) % 2, sizes)
         hashes = np.empty(len(side), np.uint64)
@@ -202,13 +208,13 @@ class Shingles:
 
 
 def shingles_of_rows(rows: Sequence[Sequence[str]], ngram: int) -> Shingles:
-    """All word n-grams of each row's texts; every row has at least one."""
+    """Compute all word n-grams of each row's texts; every row has at least one."""
     found = shingles([text for texts in rows for text in texts], ngram)
     return Shingles(found.hashes, found.first[np.cumsum([0, *map(len, rows)])])
 
 
 def shingles(texts: Sequence[str], ngram: int) -> Shingles:
-    """All word n-grams of each text; a text with fewer words is a single n-gram."""
+    """Compute all word n-grams of each text; a text with fewer words is a single n-gram."""
     hashes, counts = hashed_words(texts)
     grams, text = grams_of_lengths(hashes, counts, np.minimum(counts, ngram))
     order = np.argsort(text, kind="stable")

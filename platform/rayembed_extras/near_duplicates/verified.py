@@ -1,4 +1,4 @@
-"""Exact verification of candidate pairs: Jaccard similarity of all n-grams of both texts.
+"""Verify candidate pairs: compute the exact Jaccard similarity of the n-grams of both rows.
 
 The n-grams of candidate rows are sent to the task that compares the pair. So a task holds the rows
 of some ten thousand pairs, and rows without candidates never leave their part.
@@ -25,7 +25,7 @@ _SIDES = ("first", "second")
 
 @dataclass(frozen=True)
 class SendTexts:
-    """Task: ask the parts for the rows of the pairs that one task compares."""
+    """Task that requests from the data files the rows that one comparison task needs."""
 
     folder: str
     pairs: Buckets
@@ -33,7 +33,9 @@ class SendTexts:
     """(parts,) int64 global position of each part's first row."""
 
     def __call__(self, item: Bucket) -> Sent:
-        """Positions with the task, by part; the file `compared_path` holds the pairs."""
+        """Return the positions of the needed rows, addressed to their data files; store the pairs
+        in a file.
+        """
         sent = self.pairs.read(item.number)
         pairs = np.empty((0, 2), np.int64)
         if sent:
@@ -52,7 +54,7 @@ def _compared_path(folder: str, number: int) -> str:
 
 @dataclass(frozen=True)
 class CandidatePart(PartItem):
-    """Work item: a part with rows that some tasks need."""
+    """Work item: a data file with rows that comparison tasks need."""
 
     number: int
     first: int
@@ -61,13 +63,15 @@ class CandidatePart(PartItem):
 
 @dataclass(frozen=True)
 class SendCandidates:
-    """Task: send the n-grams of a part's candidate rows to the tasks that compare them."""
+    """Task that sends the n-grams of a data file's requested rows to the comparison tasks."""
 
     config: NearDuplicates
     rows: Buckets
 
     def __call__(self, item: CandidatePart) -> Sent:
-        """N-grams and excerpts of the rows."""
+        """Return n-grams and excerpts of the requested rows, addressed to the tasks that
+        need them.
+        """
         asked = self.rows.read(item.number)
         if not asked:
             return Sent(_SENT.empty_table(), np.empty(0, np.int64), {})
@@ -106,7 +110,7 @@ _SENT = pa.schema([("position", pa.int64()), ("grams", pa.list_(pa.uint64())), *
 
 @dataclass(frozen=True)
 class ComparePairs:
-    """Task: select the pairs above the similarity threshold, with excerpts of both rows."""
+    """Task that selects the pairs above the similarity threshold, with excerpts of both rows."""
 
     folder: str
     threshold: float
@@ -140,7 +144,7 @@ class ComparePairs:
 
 
 def jaccard(a: np.ndarray, b: np.ndarray) -> float:
-    """Jaccard similarity of two sets, given as sorted arrays without repetition."""
+    """Compute the Jaccard similarity of two sets, given as sorted arrays without repetitions."""
     common = len(np.intersect1d(a, b, assume_unique=True))
     return common / (len(a) + len(b) - common)
 
@@ -159,7 +163,7 @@ def read_similar(folder: str, number: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class RemovedPairs:
-    """Similar pairs of one comparison task, with the removed row of each pair."""
+    """Work item: similar pairs of one comparison task, with the removed row of each pair."""
 
     number: int
     rows: np.ndarray
@@ -169,13 +173,13 @@ class RemovedPairs:
 
     @property
     def key(self) -> str:
-        """Number of the task."""
+        """Number of the comparison task."""
         return str(self.number)
 
 
 @dataclass(frozen=True)
 class ListRemoved:
-    """Task: write the listing of removed rows, each with its most similar other row."""
+    """Task that writes the list of removed rows, each with its most similar other row."""
 
     folder: str
     scratch: str

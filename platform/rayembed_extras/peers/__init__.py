@@ -1,1 +1,1 @@
-"""Models loaded by mteb or sentence-transformers, scored with those libraries' own code."""
+"""Score models that mteb or sentence-transformers load, with those libraries' own code."""

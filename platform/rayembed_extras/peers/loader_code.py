@@ -1,4 +1,4 @@
-"""Allow only mteb loaders from a list of loaders whose code was reviewed.
+"""Allow only mteb model loaders whose code was reviewed and is unchanged.
 
 What a loader does with the files of a model cannot be searched for in its text without being fooled
 by an alias. So `mteb_loaders.json` names loaders of one version of mteb with the version of their
@@ -26,7 +26,8 @@ _OPTIONS = frozenset({"trust_remote_code", "allow_pickle"})
 
 @cache
 def foreign_code(loader: Any) -> str | None:
-    """Reason why the loader may run a model's own code; None: it was reviewed and does not.
+    """Say why a loader may run code that comes with a model; None if it was reviewed and
+    does not.
 
     Args:
         loader: a class or function, without the `partial` around it.
@@ -51,19 +52,19 @@ def foreign_code(loader: Any) -> str | None:
 
 
 def gives_leave(options: Any) -> bool:
-    """Whether nested options of a loader allow code that comes with a model."""
+    """Whether a loader's options, also nested ones, allow code that comes with a model."""
     if not isinstance(options, Mapping):
         return False
     return any(options.get(name) for name in _OPTIONS) or any(map(gives_leave, options.values()))
 
 
 def name_of(loader: Any) -> str:
-    """The loader's name in the list: module and qualified name."""
+    """Name of the loader in the list of reviewed loaders: module and qualified name."""
     return f"{loader.__module__}:{loader.__qualname__}"
 
 
 def text_version(loader: Any) -> str:
-    """Version of the source text of mteb's modules that define the loader and its base classes."""
+    """Fingerprint of the source of mteb's modules that define the loader and its base classes."""
     parts = inspect.getmro(loader) if inspect.isclass(loader) else (loader,)
     names = {part.__module__ for part in parts if part.__module__.partition(".")[0] == "mteb"}
     return fingerprint({name: _text(name) for name in names})
@@ -82,5 +83,5 @@ def _looked_at() -> dict[str, Any]:
 
 
 def _around(loader: Any) -> Mapping[str, Any]:
-    """Closure variables of a function, by name."""
+    """Variables that a loader function captures from its enclosing function, by name."""
     return inspect.getclosurevars(loader).nonlocals if isinstance(loader, FunctionType) else {}

@@ -1,4 +1,4 @@
-"""References to models that other libraries load, and the functions that make their specs."""
+"""References to models that other libraries load, and the functions that open them."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""A model that mteb loads with its own wrapper and prompts, for comparison with other models."""
+"""Describe a model that mteb loads with its own wrapper and prompts, for comparison with other
+models.
+"""
 
 import inspect
 import json
@@ -56,7 +58,9 @@ _MORE_THAN_TEXTS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class MtebSpec(WrappedSpec):
-    """A spec that embeds with mteb's wrapper, which gets the task's metadata and prompt type."""
+    """A model under evaluation that embeds with mteb's wrapper, which gets the task's metadata and
+    prompt type.
+    """
 
     settings: ModelUnderTest
     model: str
@@ -64,13 +68,15 @@ class MtebSpec(WrappedSpec):
 
     @property
     def stated(self) -> ModelMeta:
-        """Metadata by mteb; names the loaded revision and the loader."""
+        """Metadata of the model as mteb states it, with the revision and the loader."""
         # Looked up in each process: some of mteb's loaders cannot be pickled.
         return mteb.get_model_meta(self.model)
 
     @property
     def meta(self) -> ModelMeta:
-        """Metadata by mteb; the revision also names settings, `VECTORS` and `SCORES`."""
+        """Metadata from mteb, with a revision that also identifies the settings and the versions
+        `VECTORS` and `SCORES`.
+        """
         decided = fingerprint([self._changes(), VECTORS, SCORES])
         name = self.settings.name
         update = {"revision": f"{self.stated.revision}-{self.stored.slug}{decided[:8]}"}
@@ -80,20 +86,24 @@ class MtebSpec(WrappedSpec):
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of name, revision and settings, and `VECTORS`."""
+        """Fingerprint of everything that decides vectors: name, revision, settings and the version
+        `VECTORS`.
+        """
         decided = [self.model, self.stated.revision, self._changes(), VECTORS]
         return fingerprint(decided)
 
     @property
     def similarity(self) -> Similarity:
-        """Similarity from mteb's metadata; cosine if it has none."""
+        """Similarity function from mteb's metadata; cosine if the metadata names none."""
         name = self.stated.similarity_fn_name
         return "dot" if name is not None and name.value == "dot" else "cosine"
 
     def encode_spec(
         self, task_metadata: TaskMetadata, prompt_type: PromptType | None
     ) -> EncodeSpec:
-        """The task itself, because only the wrapper knows its prompt."""
+        """Pass on the task itself instead of a prompt, because only mteb's wrapper knows the
+        prompt.
+        """
         return EncodeSpec(
             role_of(prompt_type),
             task=task_text(task_metadata),
@@ -101,11 +111,11 @@ class MtebSpec(WrappedSpec):
         )
 
     def shown(self, encode_spec: EncodeSpec) -> str:
-        """Name of the wrapper, because only the wrapper knows the prompt."""
+        """Name mteb's wrapper in place of the prompt, which only the wrapper knows."""
         return f"(as mteb's {_loader_name(self.stated)} has it)"
 
     def load(self, device: str) -> EmbedTexts:
-        """The model in mteb's wrapper, on the device.
+        """Load the model in mteb's wrapper on a device.
 
         Raises:
             ConfigError: it takes a setting not, or gives not one dense vector for each text.
@@ -138,7 +148,7 @@ class MtebSpec(WrappedSpec):
         return in_batches(embed)
 
     def _changes(self, but: tuple[str, ...] = ()) -> dict[str, Any]:
-        """Settings that change the vectors compared with mteb's own model."""
+        """Collect the settings that make vectors differ from the vectors of mteb's own model."""
         given = {
             "dtype": None if self.settings.dtype in ("auto", "saved") else self.settings.dtype,
             "max_length": self.settings.max_length,
@@ -150,7 +160,7 @@ class MtebSpec(WrappedSpec):
 def mteb_spec(
     settings: ModelUnderTest, *, on: Precision | str | None = None
 ) -> MtebSpec | SentenceSpec:
-    """Make the spec of a model that mteb knows; arguments as in `make_spec`.
+    """Make the description of a model that mteb knows; arguments as in `make_spec`.
 
     What mteb does not know is taken for a model of the hub that sentence-transformers loads, as
     mteb takes it.
@@ -240,7 +250,7 @@ def _check_supported(name: str, meta: ModelMeta) -> None:
 
 
 def _runs_code(meta: ModelMeta) -> str | None:
-    """How mteb's loader runs the model's own code, in words; None: it does not."""
+    """Describe how mteb's loader would run the model's own code; None if it does not."""
     loader = getattr(meta.loader, "func", meta.loader)
     options = [meta.loader_kwargs, getattr(meta.loader, "keywords", {})]
     if any(map(gives_leave, options)):
@@ -266,7 +276,7 @@ def _adjust(wrapper: Any, settings: ModelUnderTest) -> None:
 
 
 def _loader(texts: Sequence[str], number: int) -> Any:
-    """Data loader as mteb passes it to an encoder: batches of a data set with the column `text`."""
+    """Make a data loader as mteb passes it to an encoder: batches with the column `text`."""
     from datasets import Dataset
     from torch.utils.data import DataLoader
 
@@ -274,7 +284,8 @@ def _loader(texts: Sequence[str], number: int) -> Any:
 
 
 def task_text(metadata: TaskMetadata) -> str:
-    """Name of an mteb task, or JSON of the whole metadata for other tasks.
+    """Serialise task metadata: the name of a task that mteb has, otherwise JSON of the whole
+    metadata.
 
     `metadata_of` turns both into the metadata in any process.
     """
@@ -296,7 +307,7 @@ def _text(name: str, values: str) -> str:
 
 @lru_cache(maxsize=512)
 def metadata_of(text: str) -> TaskMetadata:
-    """Metadata from the text that `task_text` made."""
+    """Restore task metadata from the text that `task_text` made."""
     if not text.startswith("{"):
         return mteb.get_task(text).metadata
     values: dict[str, Any] = json.loads(text)

@@ -1,4 +1,4 @@
-"""A model folder that sentence-transformers loads and encodes with."""
+"""Describe a model folder that sentence-transformers loads and encodes with."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -62,18 +62,20 @@ _OTHER_KINDS = {
 
 
 class WrappedSpec:
-    """Base class of specs of models that other libraries load and encode with."""
+    """Base class of models under evaluation that other libraries load and encode with."""
 
     settings: ModelUnderTest
 
     @property
     def stored(self) -> StoredVectors:
-        """Settings with their stored values."""
+        """Number type and rescoring of stored vectors in searches, from the settings."""
         return self.settings.stored
 
     @property
     def conditions(self) -> dict[str, str]:
-        """Number type, length and width as the user set them; unset ones read `as loaded`."""
+        """Number type, maximum length and dimensions that the user set; unset ones read `as
+        loaded`.
+        """
         given = self.settings.model_dump(include={"dtype", "max_length", "dimensions"})
         chosen = {
             name: "as loaded" if value is None else str(value) for name, value in given.items()
@@ -83,8 +85,8 @@ class WrappedSpec:
 
 @dataclass(frozen=True)
 class SentenceSpec(WrappedSpec):
-    """A spec that embeds like `mteb.evaluate` with a `SentenceTransformer`: same prompts and
-    batches.
+    """A model under evaluation that embeds as `mteb.evaluate` does with a `SentenceTransformer`:
+    same prompts, same batches.
     """
 
     settings: ModelUnderTest
@@ -99,7 +101,9 @@ class SentenceSpec(WrappedSpec):
 
     @property
     def meta(self) -> ModelMeta:
-        """Name and a revision `<weights>-<fingerprint of other settings that affect vectors>`."""
+        """Metadata for mteb: the name, and a revision `<weights>-<fingerprint of other settings
+        that affect scores>`.
+        """
         return model_meta(
             self.name,
             f"{self.stored.slug}{self.weights}-{fingerprint([self.fingerprint, SCORES])[:8]}",
@@ -111,14 +115,16 @@ class SentenceSpec(WrappedSpec):
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of weights and settings, and `VECTORS`."""
+        """Fingerprint of everything that decides vectors: weights, settings and the version
+        `VECTORS`.
+        """
         decided = [self.settings.dtype, self.settings.max_length, self.settings.dimensions]
         return fingerprint([self.weights, "sentence-transformers", VECTORS, *decided])
 
     def encode_spec(
         self, task_metadata: TaskMetadata, prompt_type: PromptType | None
     ) -> EncodeSpec:
-        """The prompt and the method of the model that mteb's wrapper uses."""
+        """Choose the prompt and the encoding method as mteb's wrapper does."""
         prompts = dict(self.prompts)
         name = get_prompt_name(prompts, task_metadata, prompt_type)
         return EncodeSpec(
@@ -128,11 +134,11 @@ class SentenceSpec(WrappedSpec):
         )
 
     def shown(self, encode_spec: EncodeSpec) -> str:
-        """The literal prompt."""
+        """Return the literal prompt."""
         return encode_spec.instruction
 
     def load(self, device: str) -> EmbedTexts:
-        """Load the model on the device.
+        """Load the model on a device.
 
         Raises:
             ArtifactError: the folder holds other weights than on the machine that made the spec.
@@ -170,7 +176,8 @@ class SentenceSpec(WrappedSpec):
 
 
 def sentence_spec(settings: ModelUnderTest, *, on: Precision | str | None = None) -> SentenceSpec:
-    """Make the spec of `st:` and an asset reference of a folder; arguments as in `make_spec`.
+    """Make the description of a model named by `st:` and a folder's reference; arguments as in
+    `make_spec`.
 
     Raises:
         ArtifactError: an incomplete folder, or one that gives no single dense vector for a text.
@@ -218,7 +225,7 @@ def sentence_spec(settings: ModelUnderTest, *, on: Precision | str | None = None
 
 
 def _settled(settings: ModelUnderTest, folder: Path, on: Precision | str | None) -> ModelUnderTest:
-    """Settings that name the number type if `auto` would differ between machines."""
+    """Replace the number type `auto` by a fixed one where machines would choose differently."""
     if settings.dtype == "bfloat16":
         settled(settings.dtype, on)  # for its warning
     if settings.dtype != "auto" or not _in_bfloat16(folder):
@@ -241,7 +248,7 @@ def _in_bfloat16(folder: Path) -> bool:
 
 
 def refuse_for_others(settings: ModelUnderTest, why: str) -> None:
-    """Check that no settings are given that only rayembed models accept.
+    """Raise if settings are given that only rayembed's own models accept.
 
     Raises:
         ConfigError: prompts or a token budget are set.
@@ -269,13 +276,13 @@ def adjust(model: Any, settings: ModelUnderTest) -> None:
 
 
 class TextsAtOnce:
-    """Number of texts that a library embeds at a time, halved whenever memory runs out."""
+    """Batch size with which a library embeds texts, halved whenever memory runs out."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
     def __call__(self, work: Callable[[int], Any]) -> Any:
-        """Result of `work` of the number; called with half of it until memory suffices.
+        """Call `work` with the batch size; halve it and repeat until memory suffices.
 
         Raises:
             DeviceMemoryError: memory does not suffice for one text.
@@ -295,15 +302,15 @@ class TextsAtOnce:
 
 
 def in_batches(embed: Callable[[Sequence[str], EncodeSpec, int], Any]) -> EmbedTexts:
-    """Call a library's function of texts, encode spec and batch size; halve the batch size if
-    memory runs out.
+    """Wrap a library's encoding function so that its batch size is halved whenever memory
+    runs out.
     """
     at_once = TextsAtOnce(BATCH_SIZE)
     return lambda texts, spec: as_vectors(at_once(partial(embed, texts, spec)))
 
 
 def as_vectors(embeddings: Any) -> np.ndarray:
-    """Convert an encoder's array or tensor to (N, D) float32.
+    """Convert an encoder's output, an array or a tensor, to (N, D) float32.
 
     Raises:
         ArtifactError: not one dense vector for each text.

@@ -65,7 +65,8 @@ class Batcher(Generic[Item, Result]):
         """Batches that failed, for one item or all, since the last one that did not."""
 
     async def __call__(self, items: Sequence[Item], costs: Sequence[int]) -> list[Result]:
-        """Results of the items in order; raises the error of `work` for any of them.
+        """Process items and return their results in order; raise the error of `work` for any of
+        them.
 
         The costliest items go first. A caller that is cancelled takes out what no batch has yet.
         """
@@ -98,8 +99,8 @@ class Batcher(Generic[Item, Result]):
                     caller.future.set_result(None)
 
     def _next_batch(self) -> _Batch[Item, Result]:
-        """Items of the next batch; every other batch takes only small requests if large ones wait
-        too.
+        """Choose the items of the next batch; every other batch takes only small requests if large
+        ones wait too.
         """
         self._queue = deque(one for one in self._queue if not one.future.done())
         left = [(caller, caller.left) for caller in self._queue]
@@ -115,7 +116,7 @@ class Batcher(Generic[Item, Result]):
         return batch
 
     def _shared_batch(self) -> _Batch[Item, Result]:
-        """Items for a batch: each caller adds its share in turn, and again while there is room.
+        """Fill a batch: each caller in turn adds its share, repeatedly while there is room.
 
         Who could give nothing more because the batch is full is first in the next one.
         """
@@ -144,7 +145,7 @@ class Batcher(Generic[Item, Result]):
         return batch
 
     def _each(self, batch: _Batch[Item, Result]) -> Sequence[Result | BaseException]:
-        """Result or error of each item; after an error each caller's items are processed
+        """Compute the result or error of each item; after an error, process each caller's items
         separately.
         """
         try:

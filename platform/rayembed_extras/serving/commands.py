@@ -1,4 +1,4 @@
-"""Jobs of serving, as `rayembed` lists them."""
+"""Declare the serving job for the `rayembed` command."""
 
 from rayembed.jobs.table import SERVE, Command
 

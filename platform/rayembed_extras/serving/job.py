@@ -1,4 +1,4 @@
-"""The serving job: from its arguments to a model that answers until it is stopped."""
+"""Run the serving job: load a model as the arguments say, and answer requests until stopped."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def pin(config: ServingConfig) -> ServingConfig:
-    """The config with MLflow's address, and each alias replaced by its current version.
+    """Resolve MLflow's address, and replace each model alias by its current version.
 
     So all copies of a model are of one version, also those that start later.
 

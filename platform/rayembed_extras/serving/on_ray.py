@@ -1,4 +1,4 @@
-"""Served models as an application of Ray Serve."""
+"""Serve models as an application of Ray Serve."""
 
 import asyncio
 import logging
@@ -60,7 +60,7 @@ class Replica:
             raise WorkerError(f"{_NOT_LOADED}{error}{_END}") from error
 
     def __serve_build_asgi_app__(self) -> Any:
-        """Application that Serve calls for each request."""
+        """Return the ASGI application that Ray Serve calls for each request."""
         services = {self._service.name: self._service}
         return make_app(services, self._limits, key_digests=self._key_digests)
 
@@ -70,18 +70,20 @@ class Replica:
             raise WorkerError("the last batches all failed")
 
     async def answer(self, path: str, body: dict[str, Any]) -> Answer | ServiceError:
-        """Answer like the service; return refusals, because Ray would wrap a raised error."""
+        """Answer as the local service does, but return refusals, because Ray would wrap a raised
+        error.
+        """
         try:
             return await self._service.answer(path, body)
         except ServiceError as error:
             return error
 
     async def describe(self) -> dict[str, Any]:
-        """Describe the model like the service."""
+        """Return the model's entry in OpenAI's list, as the local service does."""
         return await self._service.describe()
 
     async def state(self) -> State:
-        """State of the service."""
+        """Return the state of the local service."""
         return await self._service.state()
 
 
@@ -97,7 +99,7 @@ class Front:
         self._limits, self._key_digests = limits, key_digests
 
     def __serve_build_asgi_app__(self) -> Any:
-        """Application that Serve calls for each request."""
+        """Return the ASGI application that Ray Serve calls for each request."""
         return make_app(self._services, self._limits, key_digests=self._key_digests)
 
 
@@ -188,8 +190,8 @@ def _most_copies(model: ServedModel) -> int:
 
 
 def _application(config: ServingConfig, key_digests: frozenset[str]) -> Any:
-    """Application of a single model, which receives requests itself, or of a front and several
-    models.
+    """Build Serve's application: a single model that receives requests itself, or a front with
+    several models.
     """
     # Texts are counted by the services; Serve must not keep requests from waiting together.
     shared = {"max_ongoing_requests": config.limits.waiting_texts}
@@ -224,7 +226,7 @@ def stop() -> None:
 
 
 def _replicas(model: ServedModel) -> dict[str, Any]:
-    """Serve's options for the number of copies."""
+    """Build Ray Serve's options for the number of copies of a model."""
     if model.autoscaling is None:
         return {"num_replicas": model.replicas}
     return {
@@ -238,7 +240,7 @@ def _replicas(model: ServedModel) -> dict[str, Any]:
 
 
 def _load_failure(message: str) -> str:
-    """Reason why a copy did not load its model, from Serve's message or status."""
+    """Find the reason why a copy did not load its model, in Ray Serve's message or status."""
     application = serve.status().applications.get(APPLICATION)
     reasons = [] if application is None else [d.message for d in application.deployments.values()]
     for text in (message, *reasons):
@@ -250,7 +252,9 @@ def _load_failure(message: str) -> str:
 
 
 def _serves() -> bool:
-    """Whether Ray Serve already runs on this cluster; its address is then fixed."""
+    """Whether Ray Serve already runs on this cluster, so that its address can no longer be
+    chosen.
+    """
     return bool(serve.status().proxies)
 
 
@@ -267,7 +271,7 @@ def _check_port(host: str, port: int) -> None:
 
 
 def _check_resources(model: ServedModel) -> None:
-    """Check that a replica fits on some node; Serve would wait forever."""
+    """Raise if a copy of the model fits on no node, because Ray Serve would wait forever."""
     wanted = {"CPU": model.cpus_per_replica, "GPU": 1.0 if model.use_gpu is True else 0.0}
     nodes = [node["Resources"] for node in live_nodes()]
     if not any(
@@ -282,13 +286,15 @@ def _check_resources(model: ServedModel) -> None:
 
 
 class RemoteService:
-    """A served model whose copies run in other processes."""
+    """Client of a served model whose copies run in other processes."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
 
     async def answer(self, path: str, body: Mapping[str, Any]) -> Answer:
-        """Answer like the service; cancelling the call also cancels it in the other process."""
+        """Ask a copy for the answer; cancelling this call also cancels the work in the other
+        process.
+        """
         result = await _result(self._handle.answer.remote(path, dict(body)))
         if isinstance(result, ServiceError):
             raise result
@@ -296,12 +302,12 @@ class RemoteService:
         return answer
 
     async def describe(self) -> dict[str, Any]:
-        """Describe the model like the service."""
+        """Ask a copy for the model's entry in OpenAI's list."""
         entry: dict[str, Any] = await _result(self._handle.describe.remote())
         return entry
 
     async def state(self) -> State:
-        """State of one of the copies."""
+        """Ask one of the copies for its state."""
         state: State = await _result(self._handle.state.remote())
         return state
 

@@ -1,4 +1,4 @@
-"""Paths that embed: read requests, and assemble their answers.
+"""Routes that embed or rank texts: parse requests, and build the answers from vectors.
 
 A route reads a request into texts in their roles, and says what their vectors become. Everything
 between is the same for all of them: see `service`.
@@ -51,7 +51,7 @@ class Embedded:
 
 
 class Call(NamedTuple):
-    """A parsed request: its texts, their options, and the form of the answer."""
+    """A parsed request: its texts, their encode options, and a function that writes the answer."""
 
     texts: list[Text]
     options: EncodeOptions
@@ -64,7 +64,7 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Offer:
-    """Properties of the served model that a route needs."""
+    """Properties of the served model that routes need to parse requests."""
 
     name: str
     dimensions: Sequence[int]
@@ -75,7 +75,9 @@ Route = Callable[[Mapping[str, Any], Offer], Call]
 
 
 def embeddings(request: Mapping[str, Any], offer: Offer) -> Call:
-    """Parse OpenAI's request. Beside its fields the answer has `truncated`."""
+    """Parse a request to OpenAI's `/v1/embeddings`. Beside its fields the answer has
+    `truncated`.
+    """
     options = read_encode_options(_with_role(request), offer.dimensions)
 
     def answer(found: Embedded) -> Iterator[str]:
@@ -93,7 +95,9 @@ def embeddings(request: Mapping[str, Any], offer: Offer) -> Call:
 
 
 def embed(request: Mapping[str, Any], offer: Offer) -> Call:
-    """Parse Text Embeddings Inference's request: `inputs` gives a list of vectors."""
+    """Parse a request to Text Embeddings Inference's `/embed`, whose answer is a list of vectors
+    for `inputs`.
+    """
     _check_right(request)
     if not _flag(request, "normalize", True):
         raise RequestError("normalize = false; all vectors here have length 1", "normalize")
@@ -135,7 +139,7 @@ def rerank(request: Mapping[str, Any], offer: Offer) -> Call:
 
 
 def rank_documents(request: Mapping[str, Any], offer: Offer) -> Call:
-    """Parse Cohere's and Jina's ranking: the `top_n` of `documents` by their
+    """Parse a ranking request as Cohere and Jina define it: the `top_n` of `documents` by
     similarity to `query`.
     """
     shown = _flag(request, "return_documents", False)
@@ -176,7 +180,7 @@ def _ranking(
     offer: Offer,
     answer: Callable[[Embedded], Iterable[str]],
 ) -> Call:
-    """Call that embeds the query, then the documents."""
+    """Build the call that embeds the query and the documents and ranks them."""
     query = request.get("query")
     if not isinstance(query, str):
         raise RequestError(f"query = {query!r:.80} must be a text", "query")
@@ -193,7 +197,8 @@ def _ranking(
 
 
 def _ranked(found: Embedded) -> list[tuple[int, float]]:
-    """Index and cosine similarity of each document, best first; ties keep their order.
+    """Rank documents by cosine similarity, best first, as (index, similarity); ties keep their
+    order.
 
     Each row is summed alone: a product of matrices rounds equal rows otherwise at other places.
     """
@@ -214,7 +219,7 @@ def _texts(request: Mapping[str, Any], field: str, role: Role, offer: Offer) -> 
 
 
 def _with_role(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The request with the role taken from the model's name, if it has one."""
+    """Copy the request, with the role taken from the end of the model's name if it has one."""
     role = str(request.get("model", "")).partition(":")[2]
     if role and request.get("role", role) != role:
         raise RequestError(
@@ -247,7 +252,7 @@ _REFUSED = (
 
 
 def model_tokenizer(model: Any) -> Tokenizer:
-    """The loaded model's own tokenizer."""
+    """Return the loaded model's own tokenizer, without its prompts."""
     found: Tokenizer = model.tokenizer.pretrained.backend_tokenizer
     return found
 

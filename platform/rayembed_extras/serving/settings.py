@@ -45,7 +45,9 @@ class Limits(Settings):
 
 
 class Autoscaling(Settings):
-    """Replicas that Ray Serve adds and removes with the number of ongoing requests."""
+    """Range of the number of copies that Ray Serve adds and removes with the number of ongoing
+    requests.
+    """
 
     max_replicas: PositiveInt = 2
     """Maximum copies of the model; `replicas` is the minimum."""
@@ -54,7 +56,7 @@ class Autoscaling(Settings):
 
 
 class ServedModel(Settings):
-    """A model of a server, and its copies."""
+    """Settings of one served model and its copies."""
 
     name: str = Field(pattern=r"^[^:\x00-\x1f\x7f\x85\u2028\u2029]+$")
     """Name in requests, without colon, line break or other control character."""
@@ -96,7 +98,7 @@ class ServedModel(Settings):
 
 
 def named_reference(text: str) -> dict[str, str]:
-    """Name and reference of `NAME=REFERENCE`, or of a plain reference, named by its last part.
+    """Split `NAME=REFERENCE` into both; a plain reference is named by its last part.
 
     The name of `models:/name@alias` and `models:/name/3` is `name`.
     """

@@ -1,1 +1,1 @@
-"""Trials of a sweep: definition, execution, results."""
+"""Sweeps: search settings by many training runs (trials), and compare the results."""

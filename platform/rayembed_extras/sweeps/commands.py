@@ -1,4 +1,4 @@
-"""Jobs of sweeps, as `rayembed` lists them."""
+"""Declare the sweep job for the `rayembed` command."""
 
 from rayembed.jobs.table import TRAIN, Command
 

@@ -1,4 +1,6 @@
-"""Number of concurrent trials on a cluster, and the resources of each. Independent of Ray."""
+"""Decide how many trials run at the same time on a cluster, and with which resources. Independent
+of Ray.
+"""
 
 from collections.abc import Sequence
 
@@ -14,7 +16,8 @@ from rayembed_extras.sweeps.settings import Sweep
 
 
 def trials_at_once(placement: Placement, free: Sequence[Node], *, validates: bool) -> int:
-    """Number of trials that fit into the free resources of the nodes, including their validation.
+    """Count the trials, including their validation, that fit into the free resources of the
+    nodes.
 
     Ray Tune counts only what its own small actor of a trial takes. Trials that Ray Train then
     cannot place would wait for each other's workers for ever, so the number must be said. An
@@ -46,7 +49,7 @@ def trials_at_once(placement: Placement, free: Sequence[Node], *, validates: boo
 
 
 def with_cores_of_their_own(sweep: Sweep, at_once: int) -> Sweep:
-    """The sweep with worker threads limited to the reserved CPUs, if trials run side by side.
+    """Limit worker threads to the reserved CPUs if several trials run at the same time.
 
     A recipe for a small machine may give its one worker all cores while it reserves one of them.
     Two such trials at a time on two cores were measured at a fifth of the speed of one: threads
@@ -60,7 +63,9 @@ def with_cores_of_their_own(sweep: Sweep, at_once: int) -> Sweep:
 
 
 def _that_fit(bundles: Sequence[Node], free: Sequence[Node]) -> int:
-    """Number of times that all bundles fit, each on one node, largest first."""
+    """Count how often a group of resource bundles fits, each bundle on one node, the largest placed
+    first.
+    """
     left = [dict(node) for node in free]
     ordered = sorted(bundles, key=lambda b: (b.get("GPU", 0.0), b.get("CPU", 0.0)), reverse=True)
     count = 0

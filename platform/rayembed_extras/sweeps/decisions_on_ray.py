@@ -1,4 +1,4 @@
-"""Ray Tune's searcher and scheduler of a sweep, initialised with earlier submissions' scores."""
+"""Create Ray Tune's searcher and scheduler for a sweep, with the scores of earlier submissions."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -16,7 +16,8 @@ SCORE, STEP = "score", "global_step"
 
 
 def searcher(sweep: Sweep, past: Sequence[TrialRecord]) -> Any:
-    """Optuna searcher initialised with the scores of earlier trials; None for listed trials.
+    """Create the Optuna searcher, given the scores of earlier trials; None if trials are listed in
+    advance.
 
     Trials that had begun and not ended are its first ones.
 
@@ -45,7 +46,8 @@ def searcher(sweep: Sweep, past: Sequence[TrialRecord]) -> Any:
 
 
 def asha(sweep: Sweep, done: Sequence[TrialRecord], total: int) -> ASHAScheduler | None:
-    """ASHA whose rungs include the scores of earlier trials; None if every trial runs to its end.
+    """Create the ASHA scheduler, given the scores of earlier trials; None if every trial runs to
+    its end.
 
     Args:
         done: trials that have ended before.

@@ -1,5 +1,5 @@
-"""Output of `--dry-run` of a sweep: its trials, the data they need, and the number that run at
-once.
+"""Print the dry run of a sweep: its trials, the data they need, and how many run at the
+same time.
 """
 
 from collections import Counter
@@ -53,7 +53,7 @@ def _precision_here(placement: Placement) -> Precision:
 
 
 def expected_time(sweep: Sweep, trials: Sequence[Trial], number: int) -> str:
-    """Expected time of trials, as one line.
+    """Estimate the time of trials, as one line of text.
 
     Args:
         trials: that are known and have to run; none: the search chooses them later.
@@ -89,7 +89,7 @@ def _trials(sweep: Sweep, trials: list[Trial]) -> Table:
 
 
 def _data(sweep: Sweep, trials: list[Trial]) -> Table:
-    """Each distinct data preparation, with the number of data variants that use it."""
+    """List each result of data preparation with the number of trials that use it."""
     runs = data_runs(sweep, [trial.run for trial in trials])
     all_trials = [trial.run for trial in trials] or runs
     of_trials = Counter(folder for run in all_trials for folder in data_folders(run))

@@ -1,4 +1,4 @@
-"""The folder of a sweep: files, pending MLflow entries, and the number types of its runs."""
+"""Manage a sweep's folder: its files, unsent MLflow entries, and the number types of its runs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,14 +25,17 @@ def locked_sweep(sweep: Sweep) -> Iterator[StoredFolder]:
 
 
 def send_pending_sweep(sweep: Sweep, out: TextIO) -> None:
-    """Send all pending MLflow entries of the sweep's folder, like `send_pending` for a run."""
+    """Send MLflow all entries of a sweep that it has not received, as `send_pending` does for a
+    run.
+    """
     placement = placed(sweep.base).placement
     with locked_sweep(sweep.placed(storage_path=placement.storage_path)) as files:
         send_files(files, placement.tracking_uri, out)
 
 
 def sweep_as_begun(sweep: Sweep, begun: Sweep) -> Sweep:
-    """The sweep with the number types that it began with, if its settings leave them open.
+    """Give the sweep's runs the number types with which it began, where the settings leave them
+    open.
 
     So that all trials compute in one type, also those that begin later on another machine.
     """
@@ -45,9 +48,7 @@ def sweep_as_begun(sweep: Sweep, begun: Sweep) -> Sweep:
 
 
 def sweep_settled(sweep: Sweep, precision_of: PrecisionOf) -> Sweep:
-    """The sweep with the number type that its workers' nodes compute fast, the
-    same for all trials.
-    """
+    """Choose one number type for all trials, which the nodes of their workers compute fast."""
     asked = {run.model.backbone.dtype for run in sweep.runs.values()} - {"float32"}
     if not asked:
         return sweep

@@ -1,4 +1,6 @@
-"""The job of a sweep, from its arguments to its report. Its functions import what they need."""
+"""Run the sweep job, from its command-line arguments to its report. Its functions import what they
+need.
+"""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +53,7 @@ _RECIPE = "nvembed-quickstart"
 
 
 def sweep_job(sweeps: Sweeps = NO_SWEEPS) -> Job[PrintedSweep]:
-    """The job that searches the settings of a recipe.
+    """Create the job that searches the settings of a recipe.
 
     Args:
         sweeps: what `--sweep` takes beside files.
@@ -98,11 +100,13 @@ def _sweep(asked: PrintedSweep, _: JobContext) -> None:
 
 
 def _no_records(_dataset: DatasetConfig, _root: str) -> None:
-    """No estimate, for the base of a sweep, whose trials have steps of their own."""
+    """Always return None, so that no steps are computed for the base run, whose trials set their
+    own.
+    """
 
 
 def _check_together(run: Run, assignments: Sequence[str]) -> None:
-    """Check that the assignments do not contradict each other, whatever their values.
+    """Check that the assignments do not contradict each other, whichever values they set.
 
     Raises:
         ConfigError: they cannot.
@@ -111,8 +115,8 @@ def _check_together(run: Run, assignments: Sequence[str]) -> None:
 
 
 def _read(args: argparse.Namespace, sweeps: Sweeps) -> PrintedSweep:
-    """The sweep that the arguments describe: first its name, file or recipe, then each `--set` in
-    order, the search, each `--with`, and the name.
+    """Build the sweep: from its name, file or recipe, then each `--set` in order, the search, each
+    `--with`, and `--name`.
     """
     given, printed, source = _given(args, sweeps)
     fixed = [text for text in args.assignments if not is_domain(text.partition("=")[2])]
@@ -165,7 +169,7 @@ def _read(args: argparse.Namespace, sweeps: Sweeps) -> PrintedSweep:
 
 
 def _fixed(run: Run, assignments: Sequence[str]) -> Run:
-    """The run with the settings shared by all trials.
+    """Apply the settings that all trials share to a run.
 
     Raises:
         ConfigError: as `override`; of a value that was meant for a domain, what is wrong with it.
@@ -185,7 +189,9 @@ def _parted(assignment: str) -> tuple[str, str, str]:
 
 
 def _said_otherwise(path: str) -> str | None:
-    """Path of the alternative setting for the same property of a stage; None if there is none."""
+    """Path of the stage setting that can be given instead of this one, such as `epochs` for
+    `steps`; None if there is none.
+    """
     pairs = StageConfig.replaces
     other = {**pairs, **{second: first for first, second in pairs.items()}}
     stage, _, name = path.rpartition(".")
@@ -193,13 +199,15 @@ def _said_otherwise(path: str) -> str | None:
 
 
 def _lengths(space: Mapping[str, Any]) -> list[str]:
-    """An assignment for each searched setting that has an alternative setting."""
+    """Assign a valid value to each searched setting that has an alternative, so that the base run
+    is valid.
+    """
     chosen = {path: domain for path, domain in space.items() if _said_otherwise(path)}
     return [f"{path}={domain.ends[0]}" for path, domain in parse_space(chosen).items()]
 
 
 def _check_options(options: Sequence[str], search: str, scheduler: str) -> None:
-    """Check that each `--with` belongs to the chosen search and scheduler."""
+    """Raise if a `--with` option does not belong to the chosen search or scheduler."""
     kinds = {path: value for path, _, value in (option.partition("=") for option in options)}
     for part, kind, none, instead in (
         ("search", search, "grid", "--search random or optuna"),
@@ -213,7 +221,7 @@ def _check_options(options: Sequence[str], search: str, scheduler: str) -> None:
 
 
 def named_sweep(name: str, sweeps: Sweeps) -> PrintedSweep:
-    """The sweep with this name.
+    """Return the predefined sweep with this name.
 
     Raises:
         ConfigError: no such sweep; the message names the nearest one.
@@ -226,7 +234,7 @@ def named_sweep(name: str, sweeps: Sweeps) -> PrintedSweep:
 def _given(
     args: argparse.Namespace, sweeps: Sweeps
 ) -> tuple[dict[str, Any], Mapping[str, Mapping[str, float]], str]:
-    """The initial settings, and a paper's scores."""
+    """Return the settings to start from, and the paper's scores if the sweep is a paper's table."""
     if args.sweep is not None and args.recipe is not None:
         raise ConfigError("--sweep names its own runs; leave out --recipe, or --sweep")
     if args.sweep is None:
@@ -240,7 +248,9 @@ def _given(
 
 
 def _of_file(path: str) -> dict[str, Any]:
-    """Settings in a file; its runs are complete ones, or recipes with settings."""
+    """Read a sweep's settings from a file, whose runs may be complete or recipes with changed
+    settings.
+    """
     values = read_mapping(path)
     if "recipe" in values:
         entry = {"recipe": values.pop("recipe"), "set": values.pop("set", [])}
@@ -263,7 +273,7 @@ def _base_run(recipe: str) -> Run:
 
 
 class _OfRecipe(Settings):
-    """A run of a sweep's file given as a recipe with settings."""
+    """A run in a sweep's file that is given as a recipe with changed settings."""
 
     recipe: str
     set: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Trials on Ray Tune, each a Ray Train run of its own.
+"""Run trials with Ray Tune, each as a Ray Train run of its own.
 
     driver: Tuner ── _trial ── run_events ── Ray Train's controller ── workers
                      (scores)  (a run)       validation, export and evaluation tasks
@@ -80,7 +80,7 @@ _TUNE_ENVIRONMENT = {
 
 
 def given_to(sweep: Sweep, config: Mapping[str, Any]) -> TrialRecord:
-    """Empty record of the trial that Ray Tune starts with this config."""
+    """Create an empty record for the trial that Ray Tune starts with this config."""
     if "trial" in config:
         return TrialRecord(**config["trial"])
     # Optuna's are the values themselves.
@@ -89,7 +89,9 @@ def given_to(sweep: Sweep, config: Mapping[str, Any]) -> TrialRecord:
 
 
 def message_in(traceback: str) -> str:
-    """All lines of the last error in a traceback; the whole text if it has no frames."""
+    """Extract the last error's message from a traceback; the whole text if it has no stack
+    frames.
+    """
     lines = [line.rstrip() for line in traceback.splitlines() if line.strip()]
     begin = max((place + 1 for place, line in enumerate(lines) if _FRAME.match(line)), default=0)
     while 0 < begin < len(lines) - 1 and lines[begin][0].isspace():  # the frame's source
@@ -98,7 +100,8 @@ def message_in(traceback: str) -> str:
 
 
 def check_dashboard() -> None:
-    """Check that the cluster has a dashboard.
+    """Raise if the cluster has no Ray dashboard, which releases the resources of stopped
+    trials.
 
     Raises:
         PlacementError: it has none. Ray Train asks it whether the controller of a trial that was
@@ -193,7 +196,7 @@ def run_trials(
 
 
 def _trials_that_fit(sweep: Sweep, wanted: int) -> int:
-    """Number of trials, up to the given one, that fit into free resources.
+    """Count the trials, at most the given number, that fit into free resources.
 
     Asked for a while where they do not: the cluster hears late of what preparation has given back.
 
@@ -215,7 +218,8 @@ def _trials_that_fit(sweep: Sweep, wanted: int) -> int:
 
 
 def _beside_the_driver() -> Any:
-    """Resources of a trial next to its run: a tiny share of the driver's node resource.
+    """Reserve for each Tune trial only a tiny share of the driver's node; its training run reserves
+    its own resources.
 
     It takes no CPU, so that workers may take all of them, also where the head node has none.
     """
@@ -225,7 +229,7 @@ def _beside_the_driver() -> Any:
 def _trial(
     config: dict[str, Any], sweep: Sweep, trial_store: TrialStore, tags: Mapping[str, str]
 ) -> None:
-    """A trial as Ray Tune sees it: it reports each score, and finally its end."""
+    """Ray Tune's trainable: train one trial, and report each score and finally its end."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     given = given_to(sweep, config)
     known = trial_store.find(given.key)
@@ -253,8 +257,8 @@ def _trial(
 
 
 def run_events(sweep: Sweep, given: TrialRecord, tags: Mapping[str, str]) -> Iterator[Event]:
-    """Events of a trial, whose run works in a daemon thread, so that the process ends at once when
-    Ray asks it to.
+    """Yield the events of a trial, which trains in a daemon thread so that the process ends at once
+    when Ray stops it.
 
     Raises:
         RayembedError: what ended the trial and may not happen again.
@@ -293,27 +297,27 @@ def run_events(sweep: Sweep, given: TrialRecord, tags: Mapping[str, str]) -> Ite
 
 
 class _Callback(tune.Callback):  # type: ignore[misc]  # Ray is not typed
-    """Forwards Ray Tune's callbacks to the recorder, in the driver."""
+    """Ray Tune callback in the driver that forwards events to the recorder."""
 
     def __init__(self, recorder: TrialRecorder, sweep: Sweep) -> None:
         self._recorder, self._sweep = recorder, sweep
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Record a start, or a restart after an error."""
+        """Record that a trial was started, or restarted after an error."""
         self._recorder.record_start(given_to(self._sweep, trial.config))
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """Record a score or the end."""
+        """Record a score of a trial, or its end."""
         self._recorder.record(trial.trial_id, given_to(self._sweep, trial.config), result)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Record the end, also if the scheduler stopped the trial."""
+        """Record the end of a trial, also if the scheduler stopped it."""
         self._recorder.record_end(trial.trial_id, given_to(self._sweep, trial.config).key)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Record the last tolerated error."""
+        """Record the error that a trial failed with, after all restarts."""
         text = str(trial.get_pickled_error() or "the process of the trial died")
         given = given_to(self._sweep, trial.config)
         self._recorder.record_failure(trial.trial_id, given, message_in(text))

@@ -1,5 +1,5 @@
-"""Optuna distributions of a search space, and an Optuna study of trials for the importance of
-settings.
+"""Convert a search space to Optuna distributions, and trials to a study that measures the
+importance of settings.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ RUN = "run"
 
 
 def distribution(domain: Domain) -> Any:
-    """Optuna's distribution of a domain."""
+    """Convert a setting's domain to an Optuna distribution."""
     from optuna.distributions import (
         CategoricalDistribution,
         FloatDistribution,
@@ -32,7 +32,7 @@ def distribution(domain: Domain) -> Any:
 
 
 def typed(domains: Mapping[str, Domain], values: Mapping[str, str]) -> dict[str, Any]:
-    """Values as numbers for numeric domains, else as texts."""
+    """Convert values of numeric domains to numbers; others remain texts."""
     return {
         path: text if domain.is_finite else (int if domain.kind == "integers" else float)(text)
         for path, domain in domains.items()
@@ -41,7 +41,7 @@ def typed(domains: Mapping[str, Domain], values: Mapping[str, str]) -> dict[str,
 
 
 def texts(domains: Mapping[str, Domain], values: Mapping[str, Any]) -> dict[str, str]:
-    """Inverse of `typed`."""
+    """Convert values back to texts, the inverse of `typed`."""
     return {
         path: str(values[path]) if domain.is_finite else domain.text(values[path])
         for path, domain in domains.items()
@@ -49,8 +49,8 @@ def texts(domains: Mapping[str, Domain], values: Mapping[str, Any]) -> dict[str,
 
 
 def study_of(sweep: Sweep, records: Sequence[TrialRecord]) -> Any:
-    """Optuna study of trials that have a score, with it as value and settings as parameters; the
-    run is a parameter if there are several.
+    """Create an Optuna study of the scored trials, with settings as parameters, and the run too if
+    there are several.
     """
     import optuna
 

@@ -1,4 +1,6 @@
-"""Plots of a sweep: parallel coordinates of its trials, and importance of settings."""
+"""Plot a sweep: parallel coordinates of its trials, importance of settings, and scores over
+seeds.
+"""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -52,7 +54,9 @@ def importance_bars(shares: Mapping[str, float], path: str | Path) -> None:
 
 
 def rows_with_spread(rows: Sequence[TrialRow], path: str | Path) -> None:
-    """Write a PNG of each row's mean score, its standard deviation and every seed as a point."""
+    """Write a PNG with each row's mean score, its standard deviation, and a point for every
+    seed.
+    """
     shown = [row for row in rows if "score" in row.scores][::-1]
     figure, axes = _figure_of_rows([row.name for row in shown])
     for number, row in enumerate(shown):
@@ -67,8 +71,8 @@ def rows_with_spread(rows: Sequence[TrialRow], path: str | Path) -> None:
 
 
 def differences_by_seed(rows: Sequence[TrialRow], reference: TrialRow, path: str | Path) -> None:
-    """Write a PNG of each row's differences to the reference: every seed as a point, the mean, and
-    its 95 % interval where there are seeds.
+    """Write a PNG with each row's differences from the reference: a point for every seed, the mean,
+    and its 95 % interval.
 
     The axis holds all points and the intervals of three and more seeds. Those of two are some ten
     times as wide: an arrow stands where they go on.
@@ -101,7 +105,7 @@ def differences_by_seed(rows: Sequence[TrialRow], reference: TrialRow, path: str
 
 
 def difference_limits(found: Sequence[tuple[Difference, Sequence[float]]]) -> tuple[float, float]:
-    """Ends of the axis of differences, in percentage points.
+    """Limits of the axis of differences, in percentage points.
 
     Args:
         found: each row's difference and its points, of 100. Intervals of three and more seeds lie
@@ -129,7 +133,7 @@ _SIGNS_A_LINE = 60
 
 
 def _figure_of_rows(names: Sequence[str]) -> tuple[Any, Any]:
-    """A figure sized for rows and their names, at 0, 1, … from the bottom."""
+    """Create a figure sized for the rows and their names, with the last row at the bottom."""
     wrapped = [textwrap.wrap(name, _SIGNS_A_LINE, break_long_words=False) for name in names]
     longest = max((len(line) for lines in wrapped for line in lines), default=0)
     most = max(map(len, wrapped), default=1)

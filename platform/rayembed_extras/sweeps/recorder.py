@@ -1,4 +1,4 @@
-"""Recorder of a running sweep: turns trial events into records. Independent of Ray."""
+"""Record a running sweep: turn Ray Tune's trial events into stored records. Independent of Ray."""
 
 import logging
 import time
@@ -26,11 +26,11 @@ class TrialRecorder:
 
     @property
     def num_ended(self) -> int:
-        """Number of Ray Tune trials that have ended here, for any reason."""
+        """Number of trials that have ended in this submission, for any reason."""
         return len(self._ended)
 
     def record_start(self, given: TrialRecord) -> None:
-        """Record the start of a trial, so that one without scores is not lost.
+        """Record the start of a trial, so that it is known even if it yields no score.
 
         Args:
             given: a record of what it was given.
@@ -39,7 +39,7 @@ class TrialRecorder:
             self._put(given)
 
     def record(self, trial_id: str, given: TrialRecord, result: Mapping[str, Any]) -> None:
-        """Record a score or the end of a trial.
+        """Record a trial's event: a score, or its end.
 
         Args:
             trial_id: Ray Tune's.
@@ -71,7 +71,7 @@ class TrialRecorder:
             self._log_report(record, report)
 
     def record_end(self, trial_id: str, key: str) -> None:
-        """Record the end of a trial; one that has not finished was stopped by the scheduler."""
+        """Record the end of a trial; if it has not finished, the scheduler stopped it."""
         if trial_id not in self._recorded or trial_id in self._ended:
             return
         self._ended.add(trial_id)
@@ -80,7 +80,7 @@ class TrialRecorder:
             logger.info("%s  stopped by the scheduler", key)
 
     def record_failure(self, trial_id: str, given: TrialRecord, problem: str) -> None:
-        """Record the error that ended a trial for good."""
+        """Record the error with which a trial failed finally."""
         self._ended.add(trial_id)
         record = self.records.get(given.key, given)
         logger.warning("%s  failed: %s", record.key, problem)

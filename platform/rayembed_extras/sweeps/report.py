@@ -1,4 +1,4 @@
-"""The report of a finished sweep: tables and plots, on disk and in MLflow."""
+"""Report a finished sweep: tables and plots, on disk and in MLflow."""
 
 from collections.abc import Mapping
 
@@ -82,7 +82,7 @@ def report_text(
     printed: Printed,
     source: str,
 ) -> str:
-    """The report in Markdown."""
+    """Write the report's text in Markdown."""
     found = best(records)
     states = {
         state: sum(record.state == state for record in records.values())
@@ -187,7 +187,7 @@ def _of_differences(sweep: Sweep, reference: TrialRow) -> str:
 
 
 def _has_rows(sweep: Sweep) -> bool:
-    """Whether rows group several trials."""
+    """Whether some row of the result table groups several trials, such as seeds."""
     return len(sweep.runs) > 1 or SEED in sweep.domains
 
 

@@ -1,4 +1,4 @@
-"""Result tables of a sweep: each trial, and rows with their spread over seeds."""
+"""Tabulate a sweep's results: each trial, and rows that average over seeds."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -13,7 +13,7 @@ from rayembed_extras.sweeps.trial_store import SEED, TrialRecord
 
 @dataclass(frozen=True)
 class TrialRow:
-    """Row of the result table: one run and setting values, with all seeds."""
+    """Row of the result table: all trials of one run with the same settings, over all seeds."""
 
     label: str
     values: Mapping[str, str]
@@ -30,8 +30,8 @@ class TrialRow:
 
     @property
     def scores(self) -> dict[str, Spread]:
-        """Spread of each task over finished trials with a finite score; `score` is the deciding
-        one.
+        """Mean and deviation of each task's finite scores over finished trials; `score` is the
+        deciding score.
         """
         finished = [r for r in self.records if r.state == "finished" and r.final is not None]
         found: dict[str, list[float]] = {}
@@ -45,8 +45,8 @@ class TrialRow:
 
     @property
     def by_seed(self) -> dict[str, float]:
-        """Deciding score of each seed with a finished trial, averaged over several; seed "" if none
-        is searched.
+        """Seed → deciding score of its finished trials, averaged if there are several; seed "" if
+        none is searched.
         """
         found: dict[str, list[float]] = {}
         for record in self.records:
@@ -55,14 +55,16 @@ class TrialRow:
         return {seed: fmean(scores) for seed, scores in found.items()}
 
     def apart(self, reference: "TrialRow") -> Difference | None:
-        """Difference of the deciding score to another row's, by seed; None: they share no seed."""
+        """Compare the deciding score with another row's, seed by seed; None if they share
+        no seed.
+        """
         found = paired(self.by_seed, reference.by_seed)
         return difference(found) if found else None
 
 
 def reference_of(sweep: Sweep, rows: Sequence[TrialRow]) -> TrialRow | None:
-    """The row that others are compared with, among those with the most seeds: the first in a grid,
-    the best if values are drawn; None: no row has a score.
+    """Choose the row that others are compared with: the first in a grid, else the best; only rows
+    with the most seeds count.
     """
     most = max((len(row.by_seed) for row in rows), default=0)
     whole = [row for row in rows if row.by_seed and len(row.by_seed) == most]
@@ -74,8 +76,8 @@ def reference_of(sweep: Sweep, rows: Sequence[TrialRow]) -> TrialRow | None:
 
 
 def rows_of(sweep: Sweep, records: Mapping[str, TrialRecord]) -> list[TrialRow]:
-    """Rows in the order of the sweep's runs and values; trials that differ only in the seed share a
-    row.
+    """Group trials that differ only in the seed into rows, in the order of the sweep's runs and
+    values.
     """
     order = {label: place for place, label in enumerate(sweep.runs)}
     grouped: dict[tuple[str, tuple[tuple[str, str], ...]], list[TrialRecord]] = {}
@@ -100,7 +102,7 @@ def rows_of(sweep: Sweep, records: Mapping[str, TrialRecord]) -> list[TrialRow]:
 
 
 def trials_table(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
-    """Markdown table of trials, best first."""
+    """Write a Markdown table of the trials, best first."""
     paths, short = list(sweep.domains), short_names(list(sweep.domains))
     several = ["run"] if len(sweep.runs) > 1 else []
     lines = [
@@ -119,13 +121,13 @@ def trials_table(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
 
 
 def _first_words(problem: str) -> str:
-    """The beginning of an error, for a table cell."""
+    """Shorten an error for a table cell."""
     return " ".join(problem.split())[:80].replace("|", "/")
 
 
 def rows_table(rows: Sequence[TrialRow], reference: TrialRow | None) -> str:
-    """Markdown table of rows in percent: the metric's mean ± standard deviation over seeds, its
-    difference to the reference by seed, and the mean of each task.
+    """Write a Markdown table of rows in percent: mean ± standard deviation over seeds, difference
+    to the reference, and each task's mean.
     """
     tasks = list(dict.fromkeys(task for row in rows for task in row.scores if task != "score"))
     header = ["row", "seeds", "score", "difference", *tasks]
@@ -141,8 +143,8 @@ def rows_table(rows: Sequence[TrialRow], reference: TrialRow | None) -> str:
 
 
 def paper_table(rows: Sequence[TrialRow], printed: Mapping[str, Mapping[str, float]]) -> str:
-    """Markdown table of each row's deciding score next to the paper's; rows not run show only the
-    latter.
+    """Write a Markdown table of each row's deciding score next to the paper's; rows that were not
+    run show the paper's only.
 
     Args:
         printed: the paper's row → column → figure, of 100.
@@ -166,7 +168,7 @@ def paper_table(rows: Sequence[TrialRow], printed: Mapping[str, Mapping[str, flo
 
 
 def trials_csv(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
-    """CSV of every trial with its values and all scores."""
+    """Write a CSV of every trial with its values and all scores."""
     found = {
         key: {**(record.final.scores if record.final else {}), **record.evaluation}
         for key, record in records.items()
@@ -186,7 +188,7 @@ def trials_csv(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
 
 
 def percent(found: Spread) -> str:
-    """Mean and spread of a score in percent."""
+    """Format mean and standard deviation of a score in percent."""
     return found.text(digits=2, times=100)
 
 
@@ -197,7 +199,7 @@ def _highest_first(record: TrialRecord) -> tuple[int, float]:
 
 
 def short_names(paths: Collection[str]) -> dict[str, str]:
-    """The last parts of each path, at least two and as many as make it unique."""
+    """Shorten setting paths to their last parts, at least two and as many as make them unique."""
     return {path: _short(path, [other for other in paths if other != path]) for path in paths}
 
 
@@ -211,7 +213,7 @@ def _short(path: str, others: Collection[str]) -> str:
 
 
 def _number(text: str) -> str:
-    """A sampled number rounded to a readable number of digits."""
+    """Round a sampled number to a readable number of digits."""
     try:
         return text if len(text) < 8 else f"{float(text):.4g}"
     except ValueError:

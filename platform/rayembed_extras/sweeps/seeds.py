@@ -1,4 +1,6 @@
-"""Spread of scores over seeds, and differences between two measurements with the same seeds."""
+"""Compute the spread of scores over seeds, and differences between measurements with the same
+seeds.
+"""
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
@@ -22,7 +24,7 @@ class Spread:
     number: int
 
     def text(self, *, digits: int = 3, times: float = 1.0, signed: bool = False) -> str:
-        """`0.712 ± 0.004`, or the number alone if there is only one.
+        """Format as `0.712 ± 0.004`, or the number alone if there is only one.
 
         Args:
             times: factor of what is shown, such as 100 for percent.
@@ -34,7 +36,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Spread of one or more numbers."""
+    """Compute the mean and standard deviation of one or more numbers."""
     deviation = stdev(values) if len(values) > 1 else None
     return Spread(fmean(values), deviation, len(values))
 
@@ -52,7 +54,9 @@ class Difference:
     """Number of seeds."""
 
     def verdict(self, least: float = 0.0) -> str:
-        """`holds` or `reversed` where the whole interval lies above or below a limit."""
+        """Return `holds` or `reversed` if the whole interval is above or below a limit, otherwise
+        `undecided`.
+        """
         if self.half is None:
             return "undecided: one seed"
         if self.mean - self.half > least:
@@ -60,7 +64,8 @@ class Difference:
         return "reversed" if self.mean + self.half < least else "undecided"
 
     def text(self, *, digits: int = 4, times: float = 1.0) -> str:
-        """`+0.0188 ± 0.0080 (3 of 3)`.
+        """Format as `+0.0188 ± 0.0080 (3 of 3)`: mean, half-width of the interval, and seeds with a
+        positive difference.
 
         Args:
             times: factor of the numbers, such as 100.
@@ -72,7 +77,7 @@ class Difference:
 
 
 def difference(values: Sequence[float]) -> Difference:
-    """Compute the difference over one or more seeds."""
+    """Compute the mean difference and its interval from the differences of one or more seeds."""
     number, half = len(values), None
     if number > 1:
         from scipy.stats import t as student
@@ -83,5 +88,5 @@ def difference(values: Sequence[float]) -> Difference:
 
 
 def paired(one: Mapping[Key, float], other: Mapping[Key, float]) -> list[float]:
-    """Subtract the other's values from one's for each common key, in one's order."""
+    """Subtract the second mapping's values from the first's, for each key that both have."""
     return [value - other[key] for key, value in one.items() if key in other]

@@ -1,4 +1,4 @@
-"""A sweep: compared runs, deciding score, search and early stopping."""
+"""Settings of a sweep: the runs to compare, the deciding score, the search and early stopping."""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
@@ -15,13 +15,13 @@ from rayembed_extras.sweeps.space import Domain, check_paths, parse_space
 
 
 class GridSearch(Settings):
-    """Every combination of the space."""
+    """Tries every combination of the search space."""
 
     kind: Literal["grid"] = "grid"
 
 
 class RandomSearch(Settings):
-    """Independent random draws; each with every combination of the `grid(…)` settings."""
+    """Draws settings at random; each draw runs with every combination of the `grid(…)` settings."""
 
     kind: Literal["random"] = "random"
     trials: PositiveInt = 10
@@ -43,13 +43,14 @@ class OptunaSearch(Settings):
 
 
 class NoScheduler(Settings):
-    """Every trial runs to its end."""
+    """Lets every trial run to its end."""
 
     kind: Literal["none"] = "none"
 
 
 class AshaScheduler(Settings):
-    """Asynchronous successive halving (arXiv 1810.05934) on the scores of validation.
+    """Stops weak trials early by asynchronous successive halving (arXiv 1810.05934) on validation
+    scores.
 
     A trial that reaches a rung is ended when its score is not among the best 1/`reduction_factor`
     of those that have reached it so far.
@@ -98,7 +99,7 @@ class Sweep(Document):
 
     @property
     def domains(self) -> dict[str, Domain]:
-        """Parsed search space.
+        """Search space with parsed domains, by setting path.
 
         Raises:
             ConfigError: as `parse_space`.
@@ -107,16 +108,16 @@ class Sweep(Document):
 
     @property
     def base(self) -> Run:
-        """The first run; placement, tracking and storage are the same in all."""
+        """The first run, whose placement, tracking and storage all runs share."""
         return next(iter(self.runs.values()))
 
     @property
     def validates(self) -> bool:
-        """Whether tasks score the runs' weights during training."""
+        """Whether the runs score their weights on tasks during training."""
         return any(run.evaluation.validation is not None for run in self.runs.values())
 
     def placed(self, **changes: Any) -> Self:
-        """The sweep with changed placement settings for all its runs."""
+        """Copy the sweep with placement settings changed in all its runs."""
         placement = self.base.placement.model_copy(update=changes)
         runs = {
             label: run.model_copy(update={"placement": placement})
@@ -171,7 +172,7 @@ class Sweep(Document):
 
 
 def metric_source(sweep: Sweep) -> Literal["validation", "evaluation"]:
-    """Source of the deciding score.
+    """Return the source of the deciding score: validation or evaluation.
 
     Raises:
         ConfigError: the runs do not give it, or the scheduler needs scores while training goes on.
@@ -229,7 +230,7 @@ def check_metric(sweep: Sweep) -> None:
 
 
 def held_out_decides(sweep: Sweep, run: Run) -> bool:
-    """Whether held-out parts of a trial's data sets are among the compared scores."""
+    """Whether the compared scores include held-out parts of the trial's own data sets."""
     parts = {held_out_set(dataset.name) for dataset in run.held_out_datasets}
     if sweep.metric.weights:
         return bool(parts & sweep.metric.weights.keys())
@@ -240,7 +241,8 @@ def held_out_decides(sweep: Sweep, run: Run) -> bool:
 
 
 def deciding(sweep: Sweep, scores: Mapping[str, float]) -> float:
-    """Deciding score from scores by task; validation scores include `score`, the run's own mean.
+    """Compute the deciding score from scores by task; for validation it is the run's own mean,
+    `score`.
 
     Without weights, after training own sets for retrieval in one language decide, without such
     sets all tasks; a guard's general tasks are not scored and decide nothing.

@@ -1,4 +1,5 @@
-"""Search spaces over a run's settings: `path.to.setting=loguniform(1e-5, 1e-3)`.
+"""Parse and sample search spaces over a run's settings: `path.to.setting=loguniform(1e-5,
+1e-3)`.
 
     grid(a, b)            every value, in every search
     choice(a, b)          one of the values
@@ -46,7 +47,7 @@ _NOT_SEARCHED = {
 
 @dataclass(frozen=True)
 class Domain:
-    """Domain of one setting."""
+    """Values that a search may give one setting."""
 
     kind: Kind
     values: tuple[str, ...] = ()
@@ -57,20 +58,20 @@ class Domain:
 
     @property
     def is_finite(self) -> bool:
-        """Whether its values are listed."""
+        """Whether the domain lists its values."""
         return self.kind in _FINITE
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """All listed values, or the lowest and the highest."""
+        """All values of a listed domain, or the lowest and the highest of an interval."""
         return self.values if self.is_finite else (self.text(self.low), self.text(self.high))
 
     def text(self, number: float) -> str:
-        """Exact text of a number."""
+        """Format a number exactly."""
         return str(round(number)) if self.kind == "integers" else repr(float(number))
 
     def draw(self, generator: random.Random) -> str:
-        """One sampled value as text."""
+        """Sample one value, as text."""
         match self.kind:
             case "grid" | "choice":
                 return generator.choice(self.values)
@@ -87,7 +88,7 @@ Space = Mapping[str, Domain]
 
 
 def is_domain(text: str) -> bool:
-    """Whether the right side of an assignment is written like a domain."""
+    """Whether the value of an assignment is written like a domain, such as `choice(…)`."""
     match = _CALL.fullmatch(text)
     return match is not None and match[1] in _KINDS
 
@@ -132,7 +133,7 @@ def parse_domain(path: str, text: str) -> Domain:
 
 
 def parse_space(entries: Mapping[str, Any]) -> dict[str, Domain]:
-    """Parse a space: path → text of a domain, or a list of values (a grid).
+    """Parse a space: setting path → text of a domain, or a list of values, which is a grid.
 
     Raises:
         ConfigError: as `parse_domain`; or a value is an address with a password, key or token.
@@ -188,8 +189,8 @@ def check_paths(space: Space) -> None:
 
 
 def corners(space: Space, most: int) -> Iterator[dict[str, str]]:
-    """Combinations of the extremes of all domains; if there are more than `most`, the first one and
-    its variations in one setting.
+    """Yield combinations of all domains' extreme values; if there are more than `most`, only the
+    first and its single changes.
     """
     if math.prod(len(domain.ends) for domain in space.values()) <= most:
         yield from _product({path: domain.ends for path, domain in space.items()})
@@ -202,7 +203,7 @@ def corners(space: Space, most: int) -> Iterator[dict[str, str]]:
 
 
 def all_values(space: Space) -> Iterator[dict[str, str]]:
-    """All combinations of a finite space, the last setting changing fastest.
+    """Yield all combinations of a finite space; the last setting changes fastest.
 
     Raises:
         ConfigError: a domain is not finite.
@@ -218,7 +219,7 @@ def all_values(space: Space) -> Iterator[dict[str, str]]:
 
 
 def draws(space: Space, number: int, seed: int) -> Iterator[dict[str, str]]:
-    """A number of random draws of the space, each with every combination of its `grid` domains.
+    """Yield random draws of the space, each with every combination of its `grid` domains.
 
     The first ones are the same however many are asked for.
     """
@@ -233,7 +234,7 @@ def draws(space: Space, number: int, seed: int) -> Iterator[dict[str, str]]:
 
 
 def apply(run: SettingsT, values: Values) -> SettingsT:
-    """Apply values to a run, in the order of the space.
+    """Set values in a run, in the order of the space.
 
     Raises:
         ConfigError: a value that the settings refuse; the message names the combination.
@@ -267,7 +268,7 @@ def _limits(given: str, kind: Kind, values: Sequence[str]) -> tuple[float, float
 
 
 def _split(given: str, text: str) -> list[str]:
-    """Parts between commas outside of brackets and quotes, stripped."""
+    """Split at commas outside of brackets and quotes, and strip the parts."""
     parts, start, expected = [], 0, ""
     quote = ""
     for index, character in enumerate(text):

@@ -1,4 +1,4 @@
-"""A sweep from its settings to a report and a registered model: check, prepare, run, compare."""
+"""Run a sweep: check, prepare data, run trials, compare them, and register the best model."""
 
 import json
 import logging
@@ -132,7 +132,8 @@ def _sweep(
 
 
 def _settled(sweep: Sweep) -> Sweep:
-    """The sweep with device and number type resolved, on a cluster that can hold its trials.
+    """Resolve device and number type of the sweep; raise if the cluster cannot hold a
+    trial.
 
     Raises:
         PlacementError: it cannot.
@@ -148,7 +149,8 @@ def _settled(sweep: Sweep) -> Sweep:
 
 
 def _as_begun(sweep: Sweep, place: str) -> Sweep:
-    """The sweep with the number types that it began with, if its folder exists.
+    """Give the sweep the number types with which it began, if its folder exists; raise if its
+    settings have changed.
 
     Raises:
         ArtifactError: another sweep of that name was begun there.
@@ -178,7 +180,8 @@ def _as_begun(sweep: Sweep, place: str) -> Sweep:
 def _with_earlier(
     sweep: Sweep, place: str, plans: Mapping[str, Sequence[str]]
 ) -> dict[str, Sequence[str]]:
-    """Plan names by trial, including names from earlier submissions of the sweep.
+    """Return the plan names of each trial, including those recorded in earlier submissions of the
+    sweep.
 
     Raises:
         ArtifactError: a trial would read another plan than then, as files have changed.
@@ -198,7 +201,7 @@ def _with_earlier(
 
 
 def _close_ended(sweep: Sweep, records: Mapping[str, TrialRecord]) -> None:
-    """Record the end of trials in MLflow whose processes were killed before they could."""
+    """Close the MLflow runs of trials whose processes were killed before they could do so."""
     statuses: dict[str, Status] = {"stopped": "KILLED", "failed": "FAILED"}
     for record in records.values():
         name, status = record.key, statuses.get(record.state)
@@ -228,7 +231,7 @@ def _close_ended(sweep: Sweep, records: Mapping[str, TrialRecord]) -> None:
 def _register_best(
     sweep: Sweep, records: Mapping[str, TrialRecord], tracker: Tracker
 ) -> Outcome | None:
-    """Outcome of the best trial's run, which is already trained."""
+    """Register the model of the best trial, whose run is already trained; return its outcome."""
     found = best(records)
     if found is None or found.final is None:
         return None

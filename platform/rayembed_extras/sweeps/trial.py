@@ -1,4 +1,4 @@
-"""Training runs as trials of a sweep: check, prepare, train, and register the best one."""
+"""Run training runs as trials of a sweep: check, prepare data, train, and register the best one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,8 @@ from rayembed_extras.sweeps.trials import Trial, counted
 
 
 def check_runs(runs: Sequence[Run]) -> dict[str, PromptTokenizer]:
-    """Check all assets of the runs, without repeating equal ones; their tokenizers by `_assets`.
+    """Check the assets of all runs, equal ones once; return tokenizers by the fingerprint from
+    `_assets`.
 
     Raises:
         RayembedError: as `check_inputs`.
@@ -46,7 +47,7 @@ def check_runs(runs: Sequence[Run]) -> dict[str, PromptTokenizer]:
 
 
 def prepare_runs(runs: Sequence[Run]) -> list[list[str]]:
-    """Prepare the data of runs with distinct data; return the folders of each run's plans.
+    """Prepare the data of runs whose data differ; return the plan folders of each run.
 
     Raises:
         RayembedError: as `prepare`, or what is held out is too large to be scored in training.
@@ -62,7 +63,7 @@ def prepare_runs(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def _assets(run: Run) -> str:
-    """Fingerprint of all that `check_inputs` examines."""
+    """Fingerprint of all settings whose assets `check_inputs` examines."""
     return fingerprint(run.model_dump(mode="json", include={"model", "data", "evaluation"}))
 
 
@@ -79,7 +80,7 @@ class _Trained:
 def run_trial(
     sweep: Sweep, trial: Trial, tags: Mapping[str, str], tell: Callable[[Event], None]
 ) -> None:
-    """Train the trial's run; `tell` receives every score, the final one last.
+    """Train the trial's run, and pass every score to `tell`, the final one last.
 
     It is not registered. Where another process trains it, its end is waited for.
 
@@ -125,7 +126,7 @@ def register_best(sweep: Sweep, found: TrialRecord) -> Outcome:
 
 
 def _of_kept_weights(trained: _Trained) -> dict[str, float]:
-    """Validation's scores of the weights that the last stage hands on, with their mean."""
+    """Read the validation scores, and their mean, of the weights that the last stage exports."""
     run = trained.run
     stage = run.stages[-1]
     step = int(kept_step(trained.last_weights) or stage.steps)

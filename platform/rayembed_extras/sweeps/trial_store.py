@@ -1,4 +1,4 @@
-"""Trial store: one JSON file for each trial, from which a resubmitted sweep resumes.
+"""Store one JSON file for each trial, from which a resubmitted sweep resumes.
 
     storage/sweeps/<sweep>/trials/<trial>.json
 
@@ -25,7 +25,7 @@ State = Literal["begun", "finished", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class Report:
-    """Scores of a trial at a step."""
+    """Scores of a trial after a training step."""
 
     global_step: int
     """Step counted over all stages."""
@@ -75,29 +75,29 @@ class TrialRecord:
 
     @property
     def score(self) -> float | None:
-        """The final score, else the last one; None without any."""
+        """The final score, or the last one before the end; None if there is no score."""
         if self.final is not None:
             return self.final.score
         return self.reports[-1].score if self.reports else None
 
     @property
     def has_score(self) -> bool:
-        """Whether there is a score that is a finite number."""
+        """Whether the trial's score is a finite number."""
         return self.score is not None and math.isfinite(self.score)
 
     @property
     def last_step(self) -> int:
-        """Step of the last score; 0 without one."""
+        """Training step of the last score; 0 without a score."""
         last = self.final or next(reversed(self.reports), None)
         return 0 if last is None else last.global_step
 
     @property
     def is_done(self) -> bool:
-        """Whether the trial needs no further run."""
+        """Whether the trial has ended and need not run again."""
         return self.state in ("finished", "stopped")
 
     def reported(self, report: Report) -> "TrialRecord":
-        """Record with an added score, which replaces scores of this and later steps."""
+        """Copy the record with a new score, which replaces scores of the same and later steps."""
         kept = [r for r in self.reports if r.global_step < report.global_step]
         return replace(self, state="begun", problem="", reports=[*kept, report])
 
@@ -106,7 +106,7 @@ _RECORDS = TypeAdapter(TrialRecord)
 
 
 class TrialStore:
-    """Records of one sweep.
+    """Reads and writes the trial records of one sweep.
 
     Args:
         folder: the sweep's, in storage.
@@ -116,7 +116,7 @@ class TrialStore:
         self._folder = join(folder, "trials")
 
     def read(self) -> dict[str, TrialRecord]:
-        """All records by key, sorted by name.
+        """Read all records by key, sorted by trial name.
 
         Raises:
             ArtifactError: a file is not what was written.
@@ -126,7 +126,7 @@ class TrialStore:
         return {record.key: record for record in found}
 
     def find(self, key: str) -> TrialRecord | None:
-        """Record of one trial; None if it has none.
+        """Read the record of one trial; None if it has no record.
 
         Raises:
             ArtifactError: the file is not what was written.
@@ -148,7 +148,7 @@ class TrialStore:
 
 
 def best(records: Mapping[str, TrialRecord]) -> TrialRecord | None:
-    """The best finished trial; None if there is none.
+    """Return the finished trial with the best score; None if no trial has finished.
 
     Where the seed is searched, trials that differ in nothing else are repetitions, scored on the
     same held-out texts: of settings with as many finished repetitions as any those with the highest

@@ -1,4 +1,4 @@
-"""Trials of a sweep and the data that they need. Independent of Ray."""
+"""Build the trials of a sweep, and find the data that they need. Independent of Ray."""
 
 import itertools
 import math
@@ -34,7 +34,7 @@ MOST_DATA = 64
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep."""
+    """One training run of a sweep, with its setting values."""
 
     run: Run
     """Run under the trial's name, scored only on the tasks that the sweep compares."""
@@ -45,12 +45,12 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """Name of the trial, the same for equal values in the same sweep."""
+        """Name of the trial; equal values in the same sweep give the same name."""
         return self.run.name
 
 
 def make_trial(sweep: Sweep, label: str, values: Mapping[str, str]) -> Trial:
-    """Build the trial of these values.
+    """Build the trial that has the given setting values.
 
     Raises:
         ConfigError: the settings refuse the values.
@@ -61,7 +61,8 @@ def make_trial(sweep: Sweep, label: str, values: Mapping[str, str]) -> Trial:
 
 
 def compared_as(run: Run, name: str, weighted: Collection[str] = ()) -> Run:
-    """The run under another name, with only the scores that a sweep compares.
+    """Copy a run under another name so that it computes only the scores that the sweep
+    compares.
 
     Baselines, the untrained model, the guard's mixtures and its general tasks are left out: they
     would be scored again for each trial.
@@ -80,8 +81,8 @@ def _name(sweep: Sweep, label: str, values: Mapping[str, str], run: Run) -> str:
 
 
 def counted(run: Run) -> Run:
-    """The run with step counts computed from its stages' `epochs`, and without clusters that no
-    stage uses; each data set is read once for all trials.
+    """Compute the run's steps from its stages' `epochs`, and drop clusters that no stage uses; data
+    sets are counted once for all trials.
 
     Raises:
         ConfigError: as `resolve`.
@@ -90,7 +91,7 @@ def counted(run: Run) -> Run:
 
 
 def _once(dataset: DatasetConfig, root: str) -> int | None:
-    """Approximate number of training records of a data set, cached for all trials."""
+    """Estimate the training records of a data set, cached for all trials."""
     return _records(dataset.model_dump_json(), root)
 
 
@@ -108,7 +109,9 @@ def _are_steps_known(run: Run) -> bool:
 
 
 def key_of(sweep: Sweep, label: str, values: Mapping[str, str]) -> str:
-    """Key of a trial; also defined for invalid values, whose trial fails when it starts."""
+    """Key of a trial by its values; also defined for invalid values, whose trial then fails at its
+    start.
+    """
     try:
         return _name(sweep, label, values, apply(sweep.runs[label], values))
     except ConfigError:
@@ -116,12 +119,12 @@ def key_of(sweep: Sweep, label: str, values: Mapping[str, str]) -> str:
 
 
 def unfinished(trials: Sequence[Trial], past: Mapping[str, TrialRecord]) -> list[Trial]:
-    """Trials that must run or resume."""
+    """Select the trials that must still run or resume."""
     return [t for t in trials if not (t.key in past and past[t.key].is_done)]
 
 
 def number_left(sweep: Sweep, trials: Sequence[Trial], past: Mapping[str, TrialRecord]) -> int:
-    """Number of remaining trials; Optuna may repeat some, so only distinct ones count.
+    """Number of trials that remain to run; trials that Optuna repeats are counted once.
 
     Args:
         trials: those that are known beforehand; none with Optuna.
@@ -136,7 +139,8 @@ def number_left(sweep: Sweep, trials: Sequence[Trial], past: Mapping[str, TrialR
 
 
 def known_trials(sweep: Sweep) -> list[Trial]:
-    """All trials known in advance, in order; none with Optuna.
+    """List the trials that are known before the sweep starts; none with Optuna, which chooses them
+    later.
 
     Raises:
         ConfigError: a combination that the settings refuse.
@@ -154,8 +158,8 @@ def known_trials(sweep: Sweep) -> list[Trial]:
 
 
 def check_sweep(sweep: Sweep) -> None:
-    """Check the settings of a sweep: every run is valid, yields the compared score and has its data
-    prepared beforehand.
+    """Check a sweep's settings: every run is valid, yields the compared score, and uses data
+    prepared in advance.
 
     Raises:
         ConfigError: a setting, a value, a metric or a scheduler that does not fit; or what draws
@@ -217,7 +221,9 @@ def _corner_trials(sweep: Sweep) -> Iterator[Trial]:
 
 @dataclass(frozen=True)
 class DataFolder:
-    """Result of a preparation, identified by its inputs."""
+    """A result of data preparation (records, mined negatives, plan, …), identified by its
+    inputs.
+    """
 
     kind: str
     """Kind of the result: `records`, `filtered`, `mined`, `clustered`, `plan`."""
@@ -228,7 +234,9 @@ class DataFolder:
 
 
 def data_folders(run: Run) -> tuple[DataFolder, ...]:
-    """Results that preparation makes for the run, in order; equal settings give equal folders."""
+    """List the results of data preparation that a run needs, in order; equal settings give equal
+    entries.
+    """
     common: list[Any] = [run.data.root]
     # A held-out part decides the records of all data sets, which must not have its texts.
     for dataset in run.held_out_datasets:
@@ -256,12 +264,13 @@ def data_folders(run: Run) -> tuple[DataFolder, ...]:
 
 
 def runs_of_data(runs: Sequence[Run]) -> list[Run]:
-    """One run for each distinct data preparation among the runs, in order."""
+    """Select one run for each distinct data preparation, in order."""
     return list({data_folders(run): run for run in reversed(runs)}.values())[::-1]
 
 
 def data_runs(sweep: Sweep, runs: Sequence[Run]) -> list[Run]:
-    """One run for each distinct data preparation that the sweep's trials need, now or later.
+    """Select one run for each distinct data preparation that the sweep's present and future trials
+    need.
 
     Args:
         runs: of the trials that are known; none: the search chooses them later.

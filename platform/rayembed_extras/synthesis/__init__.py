@@ -1,1 +1,3 @@
-"""Synthetic pairs from a language model: prompts, validation, requests."""
+"""Write synthetic training pairs with a language model: prompts, requests, validation of
+answers.
+"""

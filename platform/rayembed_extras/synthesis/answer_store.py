@@ -1,4 +1,4 @@
-"""Persistent store of LLM answers: an answered request is never sent again.
+"""Store LLM answers permanently, so that no answered request is sent again.
 
     storage/data/answers/<model and sampling>/<group>/<content>.parquet
 
@@ -61,7 +61,7 @@ Each further request would wait as long."""
 
 
 class AnswerStore:
-    """Stored answers of one model with one sampling setting."""
+    """Answers of one model with one sampling setting, in storage."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -69,7 +69,7 @@ class AnswerStore:
         self._written = time.monotonic()
 
     def read(self, group: str) -> dict[str, ChatAnswer]:
-        """Key of a request → its answer, for a group of requests."""
+        """Read the answers of a group of requests: key of a request → its answer."""
         folder = join(self.folder, group)
         found: dict[str, ChatAnswer] = {}
         for name in list_files(folder, recursive=False):
@@ -79,7 +79,7 @@ class AnswerStore:
         return found
 
     def answers(self, requests: Iterable[Request]) -> dict[str, ChatAnswer]:
-        """Key of a request → its answer, for all groups of the requests."""
+        """Read the answers of all groups of the requests: key of a request → its answer."""
         groups = dict.fromkeys(request.group for request in requests)
         return {key: one for group in groups for key, one in self.read(group).items()}
 
@@ -105,7 +105,7 @@ class AnswerStore:
 
 @dataclass
 class Tried(Generic[RequestT, ValueT]):
-    """The tries of one question so far."""
+    """State of one question: the requests sent so far, their answers, and the next one."""
 
     request: RequestT
     """The last answered try, or the first one."""
@@ -122,7 +122,7 @@ class Tried(Generic[RequestT, ValueT]):
 
     @property
     def problem(self) -> str:
-        """Reason why there is no value; empty if there is one."""
+        """Reason why the question has no usable answer; empty if it has one."""
         if self.value is not None:
             return ""
         if self.lost:
@@ -131,7 +131,7 @@ class Tried(Generic[RequestT, ValueT]):
 
     @property
     def shown(self) -> str:
-        """Beginning of an unusable answer; empty if there is none."""
+        """First characters of an unusable answer, for messages; empty if the answer is usable."""
         if self.value is not None or not (self.lost or self.answers):
             return ""
         return (self.lost or self.answers[-1].text or self.answers[-1].problem)[:_SHOWN]
@@ -142,7 +142,7 @@ def tried(
     answers: Mapping[str, ChatAnswer],
     read: Callable[[ChatAnswer], ValueT],
 ) -> Tried[RequestT, ValueT]:
-    """State of a question (answered, open, given up) by its stored answers.
+    """Derive the state of a question (answered, open, given up) from stored answers.
 
     Args:
         tries: of the question, in order.
@@ -174,7 +174,8 @@ def ask_and_store(
     kept: AnswerStore,
     lost_in_a_row: int = _LOST_IN_A_ROW,
 ) -> dict[str, str]:
-    """Send requests and store answers; return the key of each unanswered request → the reason.
+    """Send requests and store their answers; return the key of each unanswered request → the
+    reason.
 
     Args:
         what: names the requests in the log.
@@ -225,7 +226,7 @@ def ask_and_store(
 
 
 def short_reason(problem: str) -> str:
-    """Kind of a problem without its details: `HTTP 500`, `timeout`."""
+    """Shorten a problem to its kind, without details: `HTTP 500`, `timeout`."""
     return problem.partition(":")[0]
 
 

@@ -1,4 +1,4 @@
-"""Parse LLM answers into tasks or a pair, or into the reason for rejection, such as another script.
+"""Parse LLM answers into tasks or a pair; raise the reason if an answer cannot be used.
 
 An answer may be anything that a model or a broken server sends: with explanations, fenced, cut off,
 nested a thousand deep, with unencodable texts. Nothing here raises because of its content.
@@ -42,7 +42,7 @@ class RejectedAnswer(Exception):  # noqa: N818 - an answer, not a fault of the p
 
 @dataclass(frozen=True)
 class WrittenPair:
-    """A usable example."""
+    """A usable training example from an answer."""
 
     query: str
     positive: str
@@ -50,7 +50,7 @@ class WrittenPair:
 
 
 def read_tasks(answer: ChatAnswer) -> list[str]:
-    """Tasks listed in an answer of the first step, in order; unusable ones are left out.
+    """Parse an answer of the first step into tasks, in order; unusable ones are left out.
 
     Raises:
         Rejected: there is no list of tasks.
@@ -72,7 +72,7 @@ def _usable_tasks(values: list[Any]) -> list[str]:
 def read_pair(
     kind: PairKind, answer: ChatAnswer, *, language: str = "en", least_words: float = 0.0
 ) -> WrittenPair:
-    """The pair in an answer of the second step.
+    """Parse an answer of the second step into a pair.
 
     Args:
         kind: of the pair.
@@ -99,12 +99,12 @@ def read_pair(
 
 
 def count_words(text: str) -> int:
-    """Number of words; of characters for Chinese and Japanese, which have no spaces."""
+    """Count words; for Chinese and Japanese, which have no spaces, count characters."""
     return sum(1 for _ in _WORD.finditer(text))
 
 
 def normalised(text: str) -> str:
-    """Normalised words, equal for texts that differ only in case, punctuation or spaces."""
+    """Normalise a text so that case, punctuation and spaces make no difference."""
     return " ".join(_WORD.findall(unicodedata.normalize("NFKC", text).casefold()))
 
 
@@ -117,7 +117,7 @@ def _check_negatives(query: str, positive: str, negatives: list[str]) -> None:
 
 
 def _fields(kind: PairKind, example: Mapping[str, Any]) -> list[str]:
-    """Texts of an example, which must have all fields."""
+    """Return the texts of an example's fields; raise if a field is missing or not a text."""
     fields = WORDINGS[kind].fields  # others are ignored
     for name in fields:
         if name not in example:
@@ -130,7 +130,7 @@ def _fields(kind: PairKind, example: Mapping[str, Any]) -> list[str]:
 
 
 def first_usable(answer: ChatAnswer, read: Callable[[dict[str, Any]], ValueT]) -> ValueT:
-    """Value read from the first usable JSON object in the answer.
+    """Return what `read` makes of the first usable JSON object in the answer.
 
     Args:
         read: raises `RejectedAnswer` of one that cannot.
@@ -148,7 +148,7 @@ def first_usable(answer: ChatAnswer, read: Callable[[dict[str, Any]], ValueT]) -
 
 
 def _values(answer: ChatAnswer, wanted: type) -> Iterator[Any]:
-    """JSON values of this type in the answer, most likely first."""
+    """Yield the JSON values of a type in the answer, most likely ones first."""
     text = _THOUGHTS.sub("", answer.text)
     for candidate in _candidates(text, "{" if wanted is dict else "["):
         for form in (candidate, _ESCAPED_UNDERSCORE.sub(r"\1_", candidate)):
@@ -162,7 +162,7 @@ def _values(answer: ChatAnswer, wanted: type) -> Iterator[Any]:
 
 
 def _candidates(text: str, opening: str) -> Iterator[str]:
-    """Positions where the JSON value may begin: the text, its fenced blocks, each
+    """Yield texts that may be the JSON value: the whole text, fenced blocks, and the rest from each
     opening bracket.
     """
     yield text.strip()
@@ -177,7 +177,7 @@ def _candidates(text: str, opening: str) -> Iterator[str]:
 
 
 def _no_json(answer: ChatAnswer) -> str:
-    """Reason why an answer without any usable value is rejected."""
+    """Say why an answer without a usable value is rejected."""
     return "cut off at max_tokens" if answer.cut_off else "not JSON of the form asked for"
 
 

@@ -1,4 +1,4 @@
-"""Statistics of a synthesis for its manifest and audit."""
+"""Count what a synthesis accepts and rejects, for its manifest and audit page."""
 
 from collections import Counter, defaultdict
 from itertools import zip_longest
@@ -17,7 +17,7 @@ _QUANTILES = {"least": 0.0, "median": 0.5, "p90": 0.9, "most": 1.0}
 
 
 class Audit:
-    """Running counts while records are made, a few numbers a record."""
+    """Running counts of examples, records and rejections, a few numbers for each record."""
 
     def __init__(self) -> None:
         self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -27,7 +27,7 @@ class Audit:
 
     @property
     def rejected(self) -> Counter[str]:
-        """Reason → number of examples, over all kinds."""
+        """Reason → number of rejected examples, over all kinds of pairs."""
         return self._counts["rejected"]
 
     @property
@@ -46,14 +46,14 @@ class Audit:
         return self._counts["records"].total() + self.duplicates
 
     def count_tries(self, kind: PairKind, failed: list[str], answers: list[ChatAnswer]) -> None:
-        """Count a requested example, with failure reasons and token costs of its tries."""
+        """Count a requested example, with the failure reasons and token costs of its requests."""
         self._counts["asked"][kind] += 1
         self._counts["failed_tries"].update(failed)
         self._counts["tokens"]["prompt"] += sum(answer.prompt_tokens for answer in answers)
         self._counts["tokens"]["answer"] += sum(answer.answer_tokens for answer in answers)
 
     def reject(self, kind: PairKind, reason: str) -> None:
-        """Count an example without usable answer."""
+        """Count an example for which no answer was usable."""
         self.rejected[reason] += 1
         self._counts["rejected_by_kind"][f"{kind}: {reason}"] += 1
 
@@ -84,13 +84,13 @@ class Audit:
         self._examples[kind] = sorted(held)[:EXAMPLES_KEPT]
 
     def examples(self) -> list[dict[str, Any]]:
-        """Twenty example records, spread over all kinds."""
+        """Return twenty example records, spread over all kinds of pairs."""
         turns = zip_longest(*(held for _, held in sorted(self._examples.items())))
         shown = [one[2] for turn in turns for one in turn if one is not None]
         return shown[:EXAMPLES_KEPT]
 
     def numbers(self) -> dict[str, Any]:
-        """Additional manifest entries; lengths in words."""
+        """Return the counts for the manifest; lengths are in words."""
         names = ("asked", "rejected_by_kind", "duplicates", "records", "failed_tries", "languages")
         return {
             **{name: dict(sorted(self._counts[name].items())) for name in names},

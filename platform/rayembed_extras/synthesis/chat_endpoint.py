@@ -44,7 +44,8 @@ def ask_endpoint(
     top_p: float,
     max_tokens: int,
 ) -> Ask:
-    """`Ask` that sends at most `endpoint.concurrency` requests at a time.
+    """Create a function that sends requests to an endpoint, at most `endpoint.concurrency` at the
+    same time.
 
     It runs in a thread with an event loop of its own, so that notebooks, which have one, can ask
     too. Where no more answers are taken, what is in flight is cancelled.
@@ -53,7 +54,7 @@ def ask_endpoint(
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
 
     def body(request: Request) -> dict[str, Any]:
-        """A chat completion with one user message."""
+        """Build a chat completion request with one user message."""
         made = {
             "model": endpoint.model,
             "messages": [{"role": "user", "content": request.prompt}],
@@ -110,7 +111,7 @@ async def _answer(
     body: Mapping[str, Any],
     none_yet: ChatAnswer,
 ) -> ChatAnswer:
-    """Answer to a request, which is sent again after transient errors."""
+    """Send a request until it is answered; transient errors are retried."""
     wait = endpoint.first_wait_seconds
     for resent in range(endpoint.max_resends + 1):
         found, asked_to_wait = await _send(session, endpoint, body, none_yet)
@@ -127,7 +128,7 @@ async def _send(
     body: Mapping[str, Any],
     none_yet: ChatAnswer,
 ) -> tuple[ChatAnswer, float]:
-    """Answer of one attempt, and the wait in seconds that the endpoint requests."""
+    """Send a request once; return the answer and the wait in seconds that the endpoint requests."""
     try:
         async with session.post(endpoint.completions_url, json=body) as response:
             text = await response.text(errors="replace")
@@ -153,7 +154,7 @@ async def _send(
 
 
 def read_key(endpoint: OpenAICompatible, setting: str) -> str | None:
-    """API key from this process's environment; None if the endpoint needs none.
+    """Read the API key from this process's environment; None if the endpoint needs none.
 
     Args:
         setting: path of the endpoint's settings, for the message.
@@ -174,7 +175,7 @@ def read_key(endpoint: OpenAICompatible, setting: str) -> str | None:
 
 
 def check_listens(url: str) -> None:
-    """Return when a connection to the address's host and port can be opened.
+    """Raise if no connection to the address's host and port can be opened.
 
     Raises:
         OSError: it cannot, within a few seconds.
@@ -185,7 +186,7 @@ def check_listens(url: str) -> None:
 
 
 def _read_completion(body: str, none_yet: ChatAnswer) -> ChatAnswer:
-    """Answer in the body of a completion; any other content counts as no answer."""
+    """Parse the body of a chat completion; any other content counts as unanswered."""
     try:
         completion = json.loads(body)
         choice = completion["choices"][0]
@@ -209,7 +210,7 @@ def _read_completion(body: str, none_yet: ChatAnswer) -> ChatAnswer:
 
 
 def _joined(content: Any) -> Any:
-    """Text of a message's content, which may be a list of parts; other content is unchanged."""
+    """Join the parts of a message's content into one text; other content is unchanged."""
     if not isinstance(content, list):
         return content
     parts = [part.get("text") if isinstance(part, dict) else part for part in content]
@@ -217,7 +218,7 @@ def _joined(content: Any) -> Any:
 
 
 def _tokens(usage: Any, name: str) -> int:
-    """Number of tokens in a completion's usage; 0 if it has none."""
+    """Read a token count from a completion's usage; 0 if it is missing."""
     number = usage.get(name) if isinstance(usage, dict) else None
     if not isinstance(number, int | float) or not math.isfinite(number):
         return 0
@@ -230,7 +231,7 @@ def _failed(none_yet: ChatAnswer, outcome: Outcome, problem: str) -> ChatAnswer:
 
 
 def _seconds(retry_after: str | None) -> float:
-    """Seconds of a `Retry-After` header; a date is ignored."""
+    """Parse the seconds of a `Retry-After` header; a date is ignored."""
     try:
         return max(float(retry_after or 0), 0.0)
     except ValueError:

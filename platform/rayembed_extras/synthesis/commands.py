@@ -1,4 +1,4 @@
-"""Jobs of synthetic pairs and label repair, as `rayembed` lists them."""
+"""Declare the jobs of synthetic pairs and label repair for the `rayembed` command."""
 
 from rayembed.jobs.table import DATA, Command
 

@@ -67,7 +67,7 @@ class OpenAICompatible(Settings):
 
 
 class AskedModel(Settings):
-    """A language model behind an endpoint that answers questions about texts."""
+    """Settings of a language model behind an endpoint that answers questions about texts."""
 
     llm: OpenAICompatible = OpenAICompatible()
     """The endpoint."""

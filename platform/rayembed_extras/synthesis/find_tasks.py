@@ -1,4 +1,4 @@
-"""The first step: distinct tasks proposed by an LLM."""
+"""First step of a synthesis: ask an LLM for distinct tasks."""
 
 import logging
 from collections import Counter
@@ -26,7 +26,7 @@ CODE_VERSION = 1
 
 @dataclass
 class Tasks:
-    """Distinct tasks of a kind, in request order."""
+    """Distinct tasks of one kind of pairs, in the order of their requests."""
 
     wanted: int
     asked: int = 0
@@ -47,7 +47,8 @@ class Tasks:
 def find_tasks(
     config: SynthesisConfig, seed: int, ask: Ask, kept: AnswerStore
 ) -> dict[PairKind, Tasks]:
-    """Kind → as many distinct tasks as its examples need.
+    """Ask for tasks until each kind of pairs has as many distinct ones as its examples
+    need.
 
     Each round asks for as many as are lacking, at the rate at which the answers so far gave new
     ones. Requests are numbered through and tasks taken in their order, so that more tasks begin
@@ -93,7 +94,9 @@ def find_tasks(
 
 
 def _file(config: SynthesisConfig, kind: PairKind, seed: int, folder: str) -> str:
-    """File of the tasks, named by all its inputs other than the answers."""
+    """Path of the file that stores the tasks, named by the settings and the seed that
+    decide them.
+    """
     wanted = -(-config.examples[kind] // config.examples_per_task)
     prompt = prompts_fingerprint(kind)
     decides = [CODE_VERSION, prompt, seed, wanted, config.tasks_per_request, list(config.topics)]
@@ -101,7 +104,7 @@ def _file(config: SynthesisConfig, kind: PairKind, seed: int, folder: str) -> st
 
 
 def _more(tasks: Tasks, per_request: int) -> int:
-    """Requests of the next round; at most twice the number of all earlier ones."""
+    """Number of requests in the next round, at most twice the number of all earlier ones."""
     if not tasks.asked:
         return -(-tasks.lacking // per_request)
     new_per_request = max(len(tasks.texts) / tasks.asked, 1.0)

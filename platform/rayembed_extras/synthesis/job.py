@@ -1,4 +1,4 @@
-"""The synthesis job: from its arguments to a finished folder of records."""
+"""Run the synthesis job, from its command-line arguments to a finished folder of records."""
 
 import math
 import shlex
@@ -26,7 +26,7 @@ def _synthesize(run: SynthesisRun, context: JobContext) -> None:
 
 
 def _print_outcome(prepared: "DatasetArtifact", storage: str, *, out: TextIO) -> None:
-    """Print the outcome of each kind, the folder, and the next command."""
+    """Print the number of records of each kind, the folder, and the next command."""
     from rayembed.data.audit import AUDIT
     from rayembed_extras.synthesis.synthesize import REJECTED
 
@@ -55,7 +55,7 @@ def _print_outcome(prepared: "DatasetArtifact", storage: str, *, out: TextIO) ->
 
 
 def _show(run: SynthesisRun, context: JobContext) -> None:
-    """Show the resolved run and its minimum number of requests."""
+    """Print the resolved settings and the minimum number of requests."""
     context.out.write(f"# synthesis {run.name}, fingerprint {run.fingerprint}\n{run.to_yaml()}")
     context.out.flush()
     config = run.synthesis

@@ -1,4 +1,4 @@
-"""vLLM on the cluster's GPUs: requests go through `ray.data.llm`.
+"""Run vLLM on the cluster's GPUs, with requests sent through `ray.data.llm`.
 
 `synthesize` defines requests and the use of answers; this module only sends requests.
 """
@@ -36,7 +36,8 @@ _COMMIT = re.compile(r"hf://.+@[0-9a-f]{40}")
 
 
 def ask_vllm(config: SynthesisConfig, engine: VLLM, path: str) -> Ask:
-    """`Ask` that starts engines on the cluster's GPUs, queries and stops them.
+    """Create a function that starts vLLM engines on the cluster's GPUs, sends them requests, and
+    stops them.
 
     Args:
         config: has the sampling.
@@ -72,7 +73,7 @@ def ask_vllm(config: SynthesisConfig, engine: VLLM, path: str) -> Ask:
 
 
 def vllm_answer(row: Mapping[str, Any], max_tokens: int) -> ChatAnswer:
-    """Answer in a row of the vLLM processor, whose failures have their own columns."""
+    """Convert a row of the vLLM processor into an answer or its failure."""
     names = {name: row[name] for name in _NAMES}
     problem = str(row.get("__inference_error__") or "")
     if problem:
@@ -91,7 +92,7 @@ def vllm_answer(row: Mapping[str, Any], max_tokens: int) -> ChatAnswer:
 
 
 def vllm_processor_config(engine: VLLM, path: str) -> ProcessorConfig:
-    """Ray's settings for engines of the model at `path`."""
+    """Build Ray's settings for engines of the model at `path`."""
     settings: dict[str, Any] = {
         "tensor_parallel_size": engine.tensor_parallel,
         "pipeline_parallel_size": engine.pipeline_parallel,
@@ -114,7 +115,8 @@ def vllm_processor_config(engine: VLLM, path: str) -> ProcessorConfig:
 
 
 def fetch_llm(reference: str) -> tuple[str, str]:
-    """Download the model to all GPU nodes; its folder and weights fingerprint.
+    """Download the model to all GPU nodes; return its folder and the fingerprint of its
+    weights.
 
     Raises:
         AssetError: a node cannot have it.
@@ -149,8 +151,8 @@ def fetch_llm(reference: str) -> tuple[str, str]:
 
 
 def _fetch_here(reference: str, weigh: bool) -> tuple[str, str] | RayembedError:
-    """Folder and fingerprint of the model on this node, or an error as a value, because Ray would
-    change the class of a raised one.
+    """Download the model on this node; return an error as a value, because Ray would change the
+    class of a raised one.
     """
     if importlib.util.find_spec("vllm") is None:
         return ConfigError(
@@ -169,7 +171,7 @@ _NAMES = ("id", "group", "key")
 
 
 def _dataset(requests: Sequence[Request], rows_per_task: int) -> Any:
-    """One row of a few hundred bytes for each request; prompts are built when sent."""
+    """Make a Ray data set with a small row for each request; prompts are built only when sent."""
     rows = [{"request": pickle.dumps(request)} for request in requests]
     dataset = ray.data.from_items(rows, override_num_blocks=-(-len(rows) // rows_per_task))
     context = dataset.context

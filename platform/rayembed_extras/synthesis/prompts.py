@@ -13,7 +13,9 @@ from rayembed_extras.synthesis.settings import PairKind
 
 
 class _Wording(NamedTuple):
-    """Texts of a kind's prompts. Rules have the placeholders of `VALUES`."""
+    """Texts from which the prompts of one kind of pairs are built. Rules have the placeholders of
+    `VALUES`.
+    """
 
     wanted: str
     """Description of the tasks for the first step."""
@@ -119,7 +121,8 @@ WORDINGS: Mapping[PairKind, _Wording] = {
 
 
 def task_prompt(kind: PairKind, how_many: int, topic: str | None = None) -> str:
-    """Prompt of the first step: about `how_many` tasks of a kind, as a JSON list.
+    """Build the prompt of the first step, which requests about `how_many` tasks of a kind as a JSON
+    list.
 
     Args:
         kind: of the pairs that the tasks are for.
@@ -144,7 +147,8 @@ def task_prompt(kind: PairKind, how_many: int, topic: str | None = None) -> str:
 def example_prompt(
     kind: PairKind, task: str, values: Mapping[str, str], language: str = "English"
 ) -> str:
-    """Prompt of the second step: one example of the task, as a JSON object.
+    """Build the prompt of the second step, which requests one example of the task as a JSON
+    object.
 
     Args:
         kind: of the pair.
@@ -166,7 +170,7 @@ def example_prompt(
 
 
 def prompts_fingerprint(kind: PairKind) -> str:
-    """Fingerprint of the kind's prompt wording and placeholder values."""
+    """Fingerprint of a kind's prompt texts and placeholder values."""
     names = {name: f"{{{name}}}" for name in VALUES[kind]}
     return fingerprint(
         [
@@ -210,7 +214,7 @@ VALUES: Mapping[PairKind, Mapping[str, tuple[str, ...]]] = {
 
 
 def draw(kind: PairKind, seed: int, number: int) -> dict[str, str]:
-    """Placeholder → uniformly drawn value for the example with this number."""
+    """Draw a value for each placeholder, uniformly, for the example with this number."""
     return {
         name: values[text_hash(f"{seed}/{kind}/{number}/{name}") % len(values)]
         for name, values in VALUES[kind].items()
@@ -218,13 +222,13 @@ def draw(kind: PairKind, seed: int, number: int) -> dict[str, str]:
 
 
 def draw_language(languages: Mapping[str, str], kind: PairKind, seed: int, number: int) -> str:
-    """Language code of the example with this number."""
+    """Draw the language code of the example with this number."""
     codes = sorted(languages)
     return codes[text_hash(f"{seed}/{kind}/{number}/language") % len(codes)]
 
 
 def least_words(kind: PairKind, values: Mapping[str, str]) -> int:
-    """Minimum words of the example's long text; 0 without a limit."""
+    """Minimum number of words in the example's long text; 0 without a limit."""
     words = values.get("num_words", "")
     if kind == "short-long":
         return int(words)

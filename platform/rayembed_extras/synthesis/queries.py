@@ -39,18 +39,19 @@ class QueriesSource(AskedModel, FileRows):
     """Sampling temperature."""
 
     def check_endpoint(self, setting: str, storage: str) -> None:
-        """Check key and address, unless the model has answered before."""
+        """Check the endpoint's key and address, unless the model has answered before."""
         from rayembed_extras.synthesis.questions import check_endpoint
 
         check_endpoint(self, setting, storage)
 
     @property
     def draws_by_seed(self) -> bool:
-        """Whether the seed decides the rows: documents and sampling of the model depend on it."""
+        """Always True, because the seed chooses the documents and the model's sampling."""
         return True
 
     def written(self, context: PipelineContext, checked: ResolvedDataset) -> ResolvedDataset:
-        """Records of the queries, newly written or stored.
+        """Write queries with the model, or reuse stored ones; return the data set of their
+        records.
 
         Raises:
             AssetError: the endpoint refuses all requests, or does not answer any more.

@@ -1,7 +1,6 @@
-"""Ask questions about texts to a model behind an endpoint, repeat unusable answers, and read stored
-ones.
+"""Ask a model behind an endpoint questions about texts, and store its answers.
 
-    storage/data/answers/<model and sampling>/<group>/   every answer
+storage/data/answers/<model and sampling>/<group>/   every answer
 """
 
 from collections import Counter
@@ -29,7 +28,7 @@ from rayembed_extras.synthesis.requests import Ask, ChatAnswer, PromptRequest
 
 @dataclass(frozen=True)
 class Question(Generic[ValueT]):
-    """A prompt, and the function that reads its answer."""
+    """A prompt, and the function that parses its answer."""
 
     prompt: str
     read: Callable[[ChatAnswer], ValueT]
@@ -38,7 +37,7 @@ class Question(Generic[ValueT]):
 
 @dataclass(frozen=True)
 class Interview:
-    """Questions to one model, with its answers in a storage."""
+    """Asks one model questions, with stored answers for repeated ones."""
 
     model: AskedModel
     seed: int
@@ -46,13 +45,13 @@ class Interview:
 
     @property
     def folder(self) -> str:
-        """Folder of the model's answers."""
+        """Folder of the model's stored answers."""
         return answers_folder(self.model, self.storage)
 
     def replies(
         self, group: str, questions: Sequence[Question[ValueT]]
     ) -> list[Tried[PromptRequest, ValueT]]:
-        """Outcome of each question by stored answers; sends no request.
+        """Read the result of each question from stored answers, without sending a request.
 
         Args:
             group: names the folder in which these questions' answers lie.
@@ -63,7 +62,8 @@ class Interview:
     def ask(
         self, what: str, group: str, questions: Sequence[Question[ValueT]], ask: Ask
     ) -> list[Tried[PromptRequest, ValueT]]:
-        """Ask until each question has a usable answer or no try left; return the outcome of each.
+        """Ask until each question has a usable answer or no retry left; return the result
+        of each.
 
         A request that got no answer, which was sent again `llm.max_resends` times, is left to the
         next job.
@@ -103,7 +103,7 @@ class Interview:
 
 
 def asker(model: AskedModel, setting: str) -> Ask:
-    """`Ask` that sends requests to the model from this process.
+    """Create the function that sends requests to the model from this process.
 
     Raises:
         ConfigError: the key is not in the environment.
@@ -145,7 +145,7 @@ def check_failed(
 
 
 def _advice(setting: str, failed: Mapping[str, int]) -> str:
-    """Advice about texts without a usable answer, by the reasons."""
+    """Advise what to change if texts have no usable answer, by the reasons."""
     away = sum(number for reason, number in failed.items() if reason.startswith(NO_ANSWER))
     found = ["What was answered is kept."]
     if away:
@@ -168,7 +168,7 @@ def _advice(setting: str, failed: Mapping[str, int]) -> str:
 
 
 def answers_folder(model: AskedModel, storage: str) -> str:
-    """Folder of a model's answers, by name and sampling."""
+    """Folder of a model's stored answers, named by model and sampling settings."""
     named = [[model.llm.model, model.llm.revision], model.temperature, 1.0, model.max_tokens]
     return join(storage, "data", "answers", fingerprint(named))
 
@@ -199,6 +199,6 @@ def check_endpoint(model: AskedModel, setting: str, storage: str) -> None:
 
 
 def cut(text: str, max_words: int) -> str:
-    """The first words of a text, for a prompt."""
+    """Shorten a text to its first words, for a prompt."""
     words = text.split(maxsplit=max_words)
     return text if len(words) <= max_words else " ".join(words[:max_words]) + " …"

@@ -1,4 +1,6 @@
-"""LLM requests and answers. Number, kind and seed of a request decide its text."""
+"""Types of requests to a language model and of their answers. Number, kind and seed of a request
+decide its text.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,38 +18,38 @@ REQUESTS_PER_GROUP = 1024
 
 
 class Request(Protocol):
-    """A request to an LLM."""
+    """Interface of a request to a language model."""
 
     @property
     def id(self) -> str:
-        """Unique id within a run."""
+        """Identifier of the request, unique within a run."""
         ...
 
     @property
     def group(self) -> str:
-        """Group of requests whose answers are stored together; names a folder."""
+        """Name of the folder in which answers of this group of requests are stored together."""
         ...
 
     @property
     def prompt(self) -> str:
-        """User message."""
+        """Text of the user message."""
         ...
 
     @property
     def sampling_seed(self) -> int:
-        """Sampling seed, 31 bits."""
+        """Seed of the model's sampling, 31 bits."""
         ...
 
     @property
     def key(self) -> str:
-        """Content hash of prompt and seed in hexadecimal digits; key of the stored answer."""
+        """Key of the stored answer: hash of prompt and seed in hexadecimal digits."""
         ...
 
 
 @dataclass(frozen=True)
 class _NumberedRequest:
-    """A request for one item of one of the two steps of synthesis (tasks, examples), with the
-    item's number.
+    """Base class of the requests of both synthesis steps (tasks, examples), numbered within a kind
+    of pairs.
     """
 
     step: ClassVar[str]
@@ -59,17 +61,17 @@ class _NumberedRequest:
 
     @property
     def id(self) -> str:
-        """Kind, step and number."""
+        """Kind of pairs, step and number."""
         return f"{self.kind}/{self.step}/{self.number}"
 
     @property
     def group(self) -> str:
-        """Group of `REQUESTS_PER_GROUP` consecutive numbers."""
+        """Storage folder shared by `REQUESTS_PER_GROUP` consecutive numbers; see `Request`."""
         return f"{self.kind}-{self.step}-{self.number // REQUESTS_PER_GROUP:05d}"
 
     @property
     def sampling_seed(self) -> int:
-        """Sampling seed of the run's seed and the id."""
+        """Seed of the model's sampling, derived from the run's seed and the id."""
         return text_hash(f"{self.seed}/{self.id}") % 2**31
 
     @property
@@ -111,12 +113,12 @@ class ExampleRequest(_NumberedRequest):
 
     @property
     def id(self) -> str:
-        """Kind, step, number and try."""
+        """Kind of pairs, step, number, and how often it was retried."""
         return f"{super().id}#{self.attempt}"
 
     @property
     def values(self) -> dict[str, str]:
-        """Values of the kind's placeholders."""
+        """Values for the placeholders in the kind's prompt."""
         return draw(self.kind, self.seed, self.number)
 
     @property
@@ -127,7 +129,7 @@ class ExampleRequest(_NumberedRequest):
 
 @dataclass(frozen=True)
 class PromptRequest:
-    """A try of a question; see `Request`."""
+    """One request about a question, which may be repeated with another seed; see `Request`."""
 
     group: str
     prompt: str
@@ -135,12 +137,12 @@ class PromptRequest:
 
     @property
     def id(self) -> str:
-        """The key; equal questions share it."""
+        """The key of the answer, so that equal questions share one request."""
         return self.key
 
     @property
     def key(self) -> str:
-        """Content hash of prompt and seed."""
+        """Key of the stored answer: hash of prompt and seed."""
         return key_of(self.prompt, self.sampling_seed)
 
 

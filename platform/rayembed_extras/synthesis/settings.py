@@ -1,4 +1,6 @@
-"""Synthetic pairs: numbers and kinds, the LLM that writes them, acceptance limits."""
+"""Settings of synthetic pairs: numbers and kinds, the LLM that writes them, limits of
+acceptance.
+"""
 
 from typing import Annotated, Literal
 
@@ -45,8 +47,8 @@ LLM = Annotated[OpenAICompatible | VLLM, Field(discriminator="kind")]
 
 
 class SynthesisConfig(Settings):
-    """Two-step synthesis (NV-Embed, section 4.3): the LLM proposes tasks, then writes examples of
-    each.
+    """Settings of two-step synthesis (NV-Embed, section 4.3): an LLM proposes tasks, then writes
+    examples of each.
     """
 
     llm: LLM = OpenAICompatible()

@@ -1,4 +1,4 @@
-"""Synthetic pairs in two steps: tasks, then examples of each task; records in a finished folder.
+"""Write synthetic pairs in two steps: tasks, then examples of each task.
 
     storage/data/answers/<model and sampling>/       every answer, reused by all runs
     storage/data/synthetic/<name>-<fingerprint>/     records, manifest, rejected.jsonl, audit.html
@@ -49,7 +49,7 @@ _CHARACTERS_KEPT = 1000
 
 
 def synthesize(run: SynthesisRun) -> DatasetArtifact:
-    """Folder of records written by the run's LLM; see `make_synthetic`.
+    """Write records with the run's LLM; return their folder; see `make_synthetic`.
 
     An endpoint is asked from this process, vLLM works on the cluster.
 
@@ -78,7 +78,7 @@ def synthesize(run: SynthesisRun) -> DatasetArtifact:
 
 
 def make_synthetic(run: SynthesisRun, model: str, ask: Ask) -> DatasetArtifact:
-    """Folder of records written by an LLM; stored answers are reused.
+    """Write records with an LLM, reusing stored answers; return the folder of records.
 
     Args:
         run: what is asked for.
@@ -115,7 +115,7 @@ def make_synthetic(run: SynthesisRun, model: str, ask: Ask) -> DatasetArtifact:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Planned examples."""
+    """All examples to request, by kind of pairs and task."""
 
     run: SynthesisRun
     tasks: dict[PairKind, list[str]]
@@ -125,7 +125,9 @@ class _Plan:
         return self.run.synthesis
 
     def groups(self) -> Iterator[list[ExampleRequest]]:
-        """First tries of all examples, kind by kind, grouped as their answers are stored."""
+        """Yield the first request of each example, kind by kind, in the groups in which answers are
+        stored.
+        """
         for kind, wanted in self.config.examples.items():
             for first in range(0, wanted, REQUESTS_PER_GROUP):
                 last = min(first + REQUESTS_PER_GROUP, wanted)
@@ -142,7 +144,7 @@ class _Plan:
         )
 
     def language(self, request: ExampleRequest) -> str:
-        """Language code of the request."""
+        """Return the language code that a request was assigned."""
         seed = self.run.seed
         return draw_language(self.config.languages, request.kind, seed, request.number)
 
@@ -157,7 +159,7 @@ def _tried(
 
 
 def _ask_for_examples(plan: _Plan, ask: Ask, kept: AnswerStore) -> None:
-    """Ask until each example has a usable answer or has reached the limit of tries.
+    """Request each example until its answer is usable or the limit of retries is reached.
 
     An example without an answer is also requested again in each round.
     """
@@ -178,7 +180,7 @@ def _ask_for_examples(plan: _Plan, ask: Ask, kept: AnswerStore) -> None:
 
 
 class _RecordsWriter:
-    """Writes parts from stored answers in request order, one group at a time."""
+    """Writes data files from stored answers in the order of requests, one group at a time."""
 
     def __init__(self, plan: _Plan, writer: ArtifactWriter, kept: AnswerStore) -> None:
         self.plan, self.writer, self.kept = plan, writer, kept
@@ -189,7 +191,7 @@ class _RecordsWriter:
         self._rejected: list[dict[str, Any]] = []
 
     def finish(self, tasks: dict[PairKind, Tasks]) -> DatasetArtifact:
-        """Write the rest and the manifest; the finished folder.
+        """Write the remaining records and the manifest; return the finished folder.
 
         Raises:
             DataError: too many examples have no usable answer.

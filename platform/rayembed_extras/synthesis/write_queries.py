@@ -1,4 +1,4 @@
-"""Queries for given documents, by a language model: records in a finished folder.
+"""Write queries for given documents with a language model, as records in a finished folder.
 
     storage/data/answers/<model and sampling>/queries-…/     every answer
     storage/data/synthetic/<data set>-<fingerprint>/         records, manifest, audit.html
@@ -48,7 +48,8 @@ Answer with one JSON object and nothing else: {{"queries": [{count} texts]}}."""
 def make_queries(
     context: PipelineContext, checked: ResolvedDataset, source: Any
 ) -> DatasetArtifact:
-    """Folder of records, one for each query of each document; stored answers are reused.
+    """Write a record for each query of each document, reusing stored answers; return the folder of
+    records.
 
     Args:
         context: storage and seed.
@@ -79,7 +80,7 @@ def make_queries(
 
 
 class _Writing:
-    """Work and counts of one run that writes all queries."""
+    """State and counts while queries for all documents are written."""
 
     def __init__(
         self,
@@ -129,7 +130,7 @@ class _Writing:
         )
 
     def _last_key(self) -> int | None:
-        """Largest key of the drawn documents; None: all are drawn."""
+        """Largest hash key of the drawn documents; None if all documents are used."""
         if self.source.documents is None:
             return None
         keys = heapq.nsmallest(self.source.documents, self._keys())
@@ -143,7 +144,7 @@ class _Writing:
                 yield seeded_hash(self.seed, "queries", text)
 
     def _texts(self) -> Iterator[tuple[str, str | RowError, str | None]]:
-        """Origin, text or rejection reason, and language of every row."""
+        """Yield origin, text (or reason for rejection) and language of every row."""
         source = self.source
         for piece in self.checked.files["path"]:
             for row in read_rows(piece, tuple(source.columns.values())):
@@ -161,7 +162,7 @@ class _Writing:
                     yield row.origin, text, language
 
     def _drawn(self, last: int | None) -> Iterator[Record]:
-        """Distinct documents to ask about, as records without a query."""
+        """Yield the distinct documents to ask about, as records whose query is empty."""
         seen: set[int] = set()
         for origin, text, language in self._texts():
             self.rows += 1
@@ -179,7 +180,7 @@ class _Writing:
                 )
 
     def _ask(self, number: int, documents: Sequence[Record], ask: Ask) -> None:
-        """Ask about a group of documents and write their records."""
+        """Ask for queries about a group of documents and write their records."""
         read = partial(read_queries, count=self.source.per_document)
         questions = [
             Question(queries_prompt(self.source, one.positives[0]), read) for one in documents
@@ -214,7 +215,7 @@ class _Writing:
             self.examples.append({"reason": reason, "row": origin})
 
     def _check(self) -> None:
-        """Raise if documents are missing, bad or not answered."""
+        """Raise if there are no documents, too many bad rows, or too few answers."""
         name, of = self.source.place, f"documents of {self.source.place!r}"
         bad = self.rejected.total() - self.rejected["duplicate"] - self.rejected["not drawn"]
         if bad > self.source.max_rejected_share * self.rows:
@@ -232,7 +233,7 @@ class _Writing:
 
 
 def queries_prompt(source: Any, text: str) -> str:
-    """The user message about a document."""
+    """Build the user message about a document."""
     one = source.per_document == 1
     wanted = source.wanted.strip().rstrip(".")
     return _PROMPT.format(
@@ -244,7 +245,7 @@ def queries_prompt(source: Any, text: str) -> str:
 
 
 def read_queries(answer: ChatAnswer, count: int) -> tuple[str, ...]:
-    """The queries of an answer, without repetitions; further ones are left out.
+    """Parse the queries of an answer, without repetitions and at most `count`.
 
     Raises:
         RejectedAnswer: there are fewer.

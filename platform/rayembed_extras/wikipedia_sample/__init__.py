@@ -1,3 +1,3 @@
-"""The Wikipedia sample: make the files and the benchmark for training and
-scoring of quickstarts.
+"""Wikipedia sample: small training files and a benchmark for quickstarts, made from article
+summaries.
 """

@@ -1,4 +1,4 @@
-"""Articles of the Wikipedia sample: the held-out split, masked titles, sentences.
+"""Read articles of the Wikipedia sample, hold out some, mask titles and split sentences.
 
 Pure functions of texts and a seed. `rows` turns articles into rows for training, `tasks` into
 rows for scores.
@@ -43,7 +43,7 @@ class Article:
 
 
 def read_articles(path: Path) -> list[Article]:
-    """All articles of the JSON file, in order.
+    """Read all articles of a JSON file, in order.
 
     Args:
         path: an object of titles, or a list, of objects with title, extract, description, topic.
@@ -72,7 +72,7 @@ def read_articles(path: Path) -> list[Article]:
 
 
 def held_out_titles(articles: Iterable[Article], num_titles: int, seed: int) -> frozenset[str]:
-    """The `num_titles` titles with the smallest hash of seed and title.
+    """Choose the `num_titles` titles with the smallest hash of seed and title.
 
     Selection is independent of order, so adding articles changes few titles.
     """
@@ -80,7 +80,7 @@ def held_out_titles(articles: Iterable[Article], num_titles: int, seed: int) -> 
 
 
 def held_out_in_order(articles: Iterable[Article], num_titles: int, seed: int) -> list[str]:
-    """The titles of `held_out_titles`, in the order of that hash."""
+    """Choose the titles of `held_out_titles`, in the order of their hashes."""
     titles = {article.title for article in articles}
     ordered = sorted(titles, key=lambda title: (seeded_hash(seed, "held-out", title), title))
     return ordered[:num_titles]
@@ -95,7 +95,8 @@ class HeldOutTitles:
 
 
 def hold_out(samples: Iterable[Sequence[Article]], num_titles: int, seed: int) -> HeldOutTitles:
-    """Held-out titles and texts of samples in several languages, each with `num_titles` of its own.
+    """Collect held-out titles and texts of samples in several languages, `num_titles` in
+    each.
 
     A title that one of them holds out is held out of all.
     """
@@ -107,7 +108,8 @@ def hold_out(samples: Iterable[Sequence[Article]], num_titles: int, seed: int) -
 
 
 def held_out_texts(articles: Iterable[Article], titles: frozenset[str]) -> frozenset[str]:
-    """Texts that an evaluation of the held-out titles may contain, plain and title-masked.
+    """Collect all texts by which an evaluation may use the held-out articles, plain and with masked
+    titles.
 
     For each held-out article: title, text, description, every sentence, the text's other sentences,
     and its two halves. A title that also names a topic ("History") is excluded, as the class name
@@ -132,7 +134,9 @@ def held_out_texts(articles: Iterable[Article], titles: frozenset[str]) -> froze
 
 
 def _rests(sentences: list[str]) -> list[str]:
-    """For each sentence the other sentences, without it and its exact repetitions."""
+    """Join, for each sentence, all other sentences: once without this position, once without equal
+    sentences.
+    """
     by_place = (sentences[:i] + sentences[i + 1 :] for i in range(len(sentences)))
     by_text = ([other for other in sentences if other != text] for text in sentences)
     return [" ".join(rest) for rest in (*by_place, *by_text)]
@@ -144,7 +148,8 @@ def _halves(sentences: Sequence[str]) -> list[str]:
 
 
 def mask_title(text: str, title: str) -> str:
-    """Text with `MASK` in place of its title, so that no string match finds it.
+    """Replace an article's title in a text by `MASK`, so that no string match finds the
+    article.
 
     Masked are, whatever their accents: the title, and the title without what stands in
     parentheses or after a comma, in any case and with a plural s; then every single word that the
@@ -170,7 +175,7 @@ def _pattern(name: str) -> str:
 
 
 def _fold(text: str) -> str:
-    """Text without accents, with unchanged character positions."""
+    """Remove accents from a text without changing character positions."""
     return "".join(unicodedata.normalize("NFD", character)[0] for character in text)
 
 
@@ -182,7 +187,7 @@ def _spans(text: str, patterns: Sequence[str], flags: int) -> list[tuple[int, in
 
 
 def _replace(text: str, spans: list[tuple[int, int]]) -> str:
-    """Text with `MASK` for each run of spans separated only by space or hyphens."""
+    """Replace spans of a text by `MASK`, one for spans that only space or hyphens separate."""
     runs: list[list[int]] = []
     for start, end in sorted(spans):
         if runs and re.fullmatch(r"[\s-]*", text[runs[-1][1] : start]):

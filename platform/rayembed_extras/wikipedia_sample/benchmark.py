@@ -1,4 +1,4 @@
-"""The sample as a named benchmark: the tasks that quickstarts score."""
+"""Define the sample as a named benchmark, with the tasks on which quickstarts are scored."""
 
 from collections.abc import Iterable
 
@@ -21,7 +21,7 @@ _TABLE_TEXTS = 440
 
 
 class WikipediaBenchmark:
-    """The sample's tasks among benchmarks, `wikipedia?documents=300`."""
+    """The sample's tasks as a benchmark, named like `wikipedia?documents=300`."""
 
     name = "wikipedia"
     tasks: tuple[str, ...] = TASK_NAMES
@@ -31,7 +31,7 @@ class WikipediaBenchmark:
     def own_sets(
         self, sizes: dict[str, str], tasks: Iterable[str] | None = None
     ) -> tuple[OwnSet, ...]:
-        """The benchmark's tasks at these sizes.
+        """Return the benchmark's tasks with the given sizes.
 
         Raises:
             ConfigError: an unknown size.
@@ -39,8 +39,8 @@ class WikipediaBenchmark:
         return own_sets(parse(ScoreSizes, sizes), tasks)
 
     def in_language(self, own: OwnSet, language: str) -> OwnSet | None:
-        """A set in a language, by mteb's code; unchanged if it names a language, None if the sample
-        has no such texts.
+        """Return a task's version in another language (mteb's code); None if the sample has no
+        texts in it.
         """
         part = parse_reference(own.path).part
         assert isinstance(part, TaskFolder)
@@ -59,7 +59,7 @@ class WikipediaBenchmark:
         return language_of(texts)
 
     def num_tokens(self, own: OwnSet) -> float:
-        """Approximate number of tokens of a set's texts."""
+        """Estimate the number of tokens in a task's texts."""
         part = parse_reference(own.path).part
         assert isinstance(part, TaskFolder)
         if isinstance(own, RetrievalSet):

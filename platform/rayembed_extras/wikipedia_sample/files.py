@@ -1,4 +1,5 @@
-"""Files of the Wikipedia sample, made once on a machine from the summaries in the package index.
+"""Make the files of the Wikipedia sample once on a machine, from summaries in a Python
+package.
 
 They depend on the summaries and the reference alone, so that every node of a cluster makes the same
 bytes by itself. An entry of the cache is named by what decides its content.
@@ -32,7 +33,7 @@ CODE_VERSION = 1
 
 
 def fetch_sample(reference: str, cache: Path) -> Path:
-    """Local path of a file or folder of the sample, made if it is missing.
+    """Return the local path of a file or folder of the sample; make it if it is missing.
 
     Raises:
         AssetError: no such file, or the summaries cannot be had.
@@ -58,7 +59,7 @@ def fetch_sample(reference: str, cache: Path) -> Path:
 
 
 def held_out_articles(sizes: ScoreSizes) -> list[Article]:
-    """The articles of the scored sets.
+    """Select the held-out articles from which the scored tasks are made.
 
     Raises:
         DataError: fewer than the documents of a corpus.
@@ -78,7 +79,7 @@ def held_out_articles(sizes: ScoreSizes) -> list[Article]:
 
 
 def summaries(part: RowFile | ScoreSizes, language: Any) -> tuple[Article, ...]:
-    """All articles of the sample in a language, including held-out ones."""
+    """Read all articles of the sample in a language, including held-out ones."""
     reference = place_of(part, language)
     return _articles(reference, _digest(reference))
 
@@ -144,7 +145,7 @@ def _write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _digest(reference: str) -> str:
-    """Fingerprint of the summaries; a pinned package needs no download."""
+    """Identify the summaries: the reference of a pinned package, or a hash of the file."""
     if reference.startswith("pypi://"):
         return reference
     return hashlib.sha256(resolve(reference).read_bytes()).hexdigest()

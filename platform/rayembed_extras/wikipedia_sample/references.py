@@ -1,4 +1,4 @@
-"""Parse the references of the sample's files. `rayembed.recipes.sample` writes them down."""
+"""Parse references to files of the Wikipedia sample. `rayembed.recipes.sample` writes them down."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ LANGUAGE_FILES: Mapping[str, str] = {"en": "en-us", "fr": "fr-fr", "es": "es-es"
 
 @dataclass(frozen=True)
 class SampleReference:
-    """A parsed reference."""
+    """A parsed reference: the part of the sample, and a path inside it."""
 
     part: RowFile | TaskFolder
     inside: str
@@ -35,7 +35,8 @@ class SampleReference:
 
 
 def parse_reference(reference: str) -> SampleReference:
-    """Parse a reference.
+    """Parse a reference to a file of the sample; raise if it has unknown or ineffective
+    options.
 
     Raises:
         AssetError: no such file or parameter; the message names the nearest one.
@@ -70,7 +71,9 @@ def parse_reference(reference: str) -> SampleReference:
 
 
 def sizes_of(sets: Iterable[OwnSet]) -> ScoreSizes | None:
-    """Sizes of the first retrieval set of the sample; None if there is none."""
+    """Return the sizes of the sample's first retrieval set among the given sets; None if there is
+    none.
+    """
     for own in sets:
         if own.path.startswith(PREFIX) and isinstance(own, RetrievalSet) and not own.languages:
             part = parse_reference(own.path).part
@@ -84,7 +87,9 @@ def place_of(part: SampleFile, language: Language) -> str:
 
 
 def languages_read(part: RowFile | TaskFolder) -> tuple[Language, ...]:
-    """Languages whose summaries affect the files; no row contains their held-out titles."""
+    """Languages whose summaries affect the files; their held-out titles are kept out of all
+    rows.
+    """
     if isinstance(part, TaskFolder):
         return (part.language or "en", *part.languages)
     return tuple(sorted({part.language, *([part.to] if part.to else []), *part.held_out_of}))

@@ -1,4 +1,5 @@
-"""Training rows from the sample's articles: descriptions, sentences, translations, topics, texts.
+"""Make training rows from the sample's articles: descriptions, sentences, translations, topics,
+texts.
 
 Pure functions of articles and a seed: an article's row is independent of the order of articles.
 """
@@ -34,7 +35,7 @@ def training_rows(
     seed: int,
     translations: Mapping[str, Article],
 ) -> Iterator[Row]:
-    """Rows of all articles allowed in training, in the order of the articles.
+    """Yield rows of all articles allowed in training, in the order of the articles.
 
     Args:
         held_out: titles that give no row, and texts that no row may hold.
@@ -52,7 +53,8 @@ def training_rows(
 def row_of(
     kind: RowKind, article: Article, seed: int, other: Article | None = None
 ) -> Row | Rejected:
-    """The row of an article, named by its title, or the reason why there is none.
+    """Return the row of an article, named by its title, or the reason why the article gives
+    none.
 
     Args:
         other: the article of the same title in another language, for a translation.
@@ -87,7 +89,9 @@ def _topic_row(article: Article) -> Row | Rejected:
 
 
 def description_pair(article: Article) -> tuple[str, str] | Rejected:
-    """Description and title-masked text, or the reason for rejection."""
+    """Pair an article's description with its title-masked text, or return the reason for
+    rejection.
+    """
     query = mask_title(article.description, article.title).strip()
     positive = mask_title(article.extract, article.title).strip()
     if not article.description.strip():
@@ -100,7 +104,8 @@ def description_pair(article: Article) -> tuple[str, str] | Rejected:
 
 
 def translation_pair(article: Article, other: Article | None) -> tuple[str, str] | Rejected:
-    """Title-masked texts of an article in two languages, or the reason for rejection.
+    """Pair title-masked texts of an article in two languages, or return the reason for
+    rejection.
 
     Args:
         other: the article of the same title in the other language; None: there is none. Most such
@@ -115,7 +120,8 @@ def translation_pair(article: Article, other: Article | None) -> tuple[str, str]
 
 
 def sentence_pair(article: Article, seed: int) -> tuple[str, str] | Rejected:
-    """A sentence and the rest of its article, both title-masked, or the reason for rejection.
+    """Pair a sentence with the rest of its article, both title-masked, or return the reason for
+    rejection.
 
     The sentence is the one with the smallest hash among those of sufficient length that leave a
     rest of sufficient length; if it occurs twice, the rest lacks both.

@@ -1,4 +1,4 @@
-"""Texts, labels and judgements of the held-out tasks, sampled from articles.
+"""Sample texts, labels and relevance judgements of the held-out tasks from articles.
 
 Plain data that `files` writes as own sets. All functions take the held-out articles only, in any
 order, and give the same sample for the same articles, sizes and seed. Titles are masked out of
@@ -51,26 +51,29 @@ def words_of_tokens(max_length: int) -> int:
 
 
 def cut(text: str, max_words: int) -> str:
-    """The first `max_words` words, separated by single spaces."""
+    """Shorten a text to its first `max_words` words, separated by single spaces."""
     return " ".join(text.split()[:max_words])
 
 
 def shuffled(articles: Sequence[Article], seed: int, purpose: str) -> list[Article]:
-    """The articles in an order that depends only on their titles, the seed and the purpose."""
+    """Shuffle articles into an order that depends only on their titles, the seed and the
+    purpose.
+    """
     ordered = sorted(articles, key=lambda article: article.title)
     random.Random(f"{seed}:{purpose}").shuffle(ordered)
     return ordered
 
 
 def corpus(articles: Sequence[Article], num_documents: int, seed: int) -> list[Article]:
-    """The documents of the retrieval tasks, the same articles for all."""
+    """Return the documents of the retrieval tasks, the same articles for all."""
     return shuffled(articles, seed, "corpus")[:num_documents]
 
 
 def description_retrieval(
     articles: Sequence[Article], *, num_documents: int, num_queries: int, max_words: int, seed: int
 ) -> RetrievalSample:
-    """One-line descriptions as queries, title-masked articles as documents.
+    """Build a retrieval task: one-line descriptions as queries, title-masked articles as
+    documents.
 
     A description that two documents share ("Family of birds") or that becomes empty when the
     title is masked is no query; its article stays a document.
@@ -90,7 +93,8 @@ def description_retrieval(
 def sentence_retrieval(
     articles: Sequence[Article], *, num_documents: int, num_queries: int, max_words: int, seed: int
 ) -> RetrievalSample:
-    """A sentence of an article as query, the rest of the article as the relevant document.
+    """Build a retrieval task: a sentence of an article as query, the rest of the article as
+    relevant document.
 
     Articles that give no query (one sentence only, or more articles than queries) stand in the
     corpus with their whole title-masked text, which the description task shares.
@@ -123,7 +127,8 @@ def cross_lingual_retrieval(
     max_words: int,
     seed: int,
 ) -> dict[str, RetrievalSample]:
-    """Articles of another language as queries, articles of the same title as relevant documents.
+    """Build a retrieval task: articles of another language as queries, articles of the same title
+    as relevant documents.
 
     Both are title-masked. Articles that have a counterpart in a language come first into its
     corpus, others fill it up to `num_documents`: few titles are the same in two languages.
@@ -255,7 +260,7 @@ def relatedness_pairs(articles: Sequence[Article], *, max_words: int, seed: int)
 
 
 def masked_text(article: Article) -> str:
-    """The article's text without its title."""
+    """Return the article's text with its title masked."""
     return _masked(article.extract, article)
 
 

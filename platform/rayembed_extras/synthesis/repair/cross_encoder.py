@@ -1,4 +1,6 @@
-"""A cross-encoder as judge: a negative that it scores above the positive is a false negative."""
+"""Judge that uses a cross-encoder: a negative that it scores above the positive is a false
+negative.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ ABOVE_MINIMUM = "scores above min_score"
 
 
 class CrossEncoderJudge(CrossEncoder, Judge):
-    """A reranker, which scores query and document together, from 0 to 1."""
+    """Settings of a reranker as judge, which scores query and document together, from 0 to 1."""
 
     needs: ClassVar[Literal["cpu", "gpu or machine"]] = "gpu or machine"
 
@@ -43,16 +45,16 @@ class CrossEncoderJudge(CrossEncoder, Judge):
 
     @property
     def summary(self) -> str:
-        """The reranker."""
+        """Name of the reranker, for tables."""
         return self.model
 
     @property
     def models(self) -> Mapping[str, str]:
-        """The reranker."""
+        """Setting → reference of the reranker."""
         return {"model": self.model}
 
     def check(self, setting: str) -> None:
-        """Check that the model scores pairs with a trained head."""
+        """Check that the model is a reranker with a trained head."""
         from rayembed.assets.resolver import resolve_model
         from rayembed.data.mining.rescoring import check_cross_encoder
         from rayembed.errors import ArtifactError, AssetError
@@ -63,26 +65,28 @@ class CrossEncoderJudge(CrossEncoder, Judge):
             raise type(error)(f"{setting}.model cannot be used: {error}") from None
 
     def inputs(self, fingerprint: Callable[[str], str]) -> dict[str, Any]:
-        """Limits of scores, and the fingerprint of the model's weights."""
+        """Everything that decides the verdicts: limits of scores, and the fingerprint of the
+        reranker's weights.
+        """
         settings = self.model_dump(mode="json", exclude={"model"})
         return {**settings, "model": fingerprint(self.model)}
 
     def ready(self, work: JudgeWork) -> ScoreNegatives:
-        """Resolve the number type; each process loads the model."""
+        """Resolve the number type; each worker process then loads the model."""
         weights = work.context.teacher_loader.fingerprint(self.model)
         return ScoreNegatives(work.writer.settled(work.context, self), weights)
 
 
 @dataclass(frozen=True)
 class ScoreNegatives:
-    """Decides by scores of query and document."""
+    """Judges records by the reranker's scores of query and document."""
 
     judge: CrossEncoderJudge
     weights: str
     """Fingerprint of the model's weights."""
 
     def __call__(self, part: Part, records: Sequence[Record], device: str) -> list[JudgeVerdict]:
-        """Verdicts on the records; each pair of query and document is scored once."""
+        """Judge records; each pair of query and document is scored once."""
         from rayembed.data.mining.rescoring import load_cross_encoder
         from rayembed_extras.synthesis.repair.verdicts import NO_NEGATIVE, JudgeVerdict
 

@@ -1,4 +1,4 @@
-"""A language model behind a chat endpoint as judge: which negatives answer the query."""
+"""Judge that asks a language model behind a chat endpoint which negatives answer the query."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ ANSWERS_THE_QUERY = "answers the query"
 
 
 class EndpointJudge(AskedModel, Judge):
-    """A language model behind an endpoint with OpenAI's chat completions (RLHN, arXiv 2505.16967).
+    """Settings of a language model behind an OpenAI-compatible endpoint as judge (RLHN, arXiv
+    2505.16967).
 
     Rows without a usable answer stay as they were.
     """
@@ -30,21 +31,21 @@ class EndpointJudge(AskedModel, Judge):
 
     @property
     def summary(self) -> str:
-        """The language model."""
+        """Name of the language model, for tables."""
         return self.llm.model
 
     def check_endpoint(self, setting: str, storage: str) -> None:
-        """Check key and address, unless the model has answered before."""
+        """Check the endpoint's key and address, unless the model has answered before."""
         from rayembed_extras.synthesis.questions import check_endpoint
 
         check_endpoint(self, setting, storage)
 
     def inputs(self, fingerprint: Callable[[str], str]) -> dict[str, Any]:
-        """Prompt, sampling, and the model's names."""
+        """Everything that decides the verdicts: prompt, sampling, and the model's names."""
         return {"kind": self.kind, **self.identity}
 
     def ready(self, work: JudgeWork) -> ReadAnswers:
-        """Ask all questions that have no answer yet.
+        """Ask the model all questions that have no stored answer yet.
 
         Raises:
             AssetError: the endpoint refuses all requests, or does not answer any more.
@@ -71,13 +72,13 @@ class EndpointJudge(AskedModel, Judge):
 
 @dataclass(frozen=True)
 class ReadAnswers:
-    """Decides by stored answers."""
+    """Judges records by stored answers of the language model."""
 
     judge: EndpointJudge
     interview: Interview
 
     def __call__(self, part: Part, records: Sequence[Record], device: str) -> list[JudgeVerdict]:
-        """Verdicts on the records from stored answers; sends no request."""
+        """Judge records by stored answers, without sending a request."""
         from rayembed_extras.synthesis.repair.verdicts import NO_NEGATIVE, JudgeVerdict
 
         asked = [record for record in records if record.negatives]
@@ -109,5 +110,5 @@ def _questions(judge: EndpointJudge, records: Sequence[Record]) -> list[Question
 
 
 def _group(part: Part) -> str:
-    """Folder of the answers about a part, named by the part's content."""
+    """Folder of the answers about a data file, named by the file's content."""
     return f"judge-{part.digest}"

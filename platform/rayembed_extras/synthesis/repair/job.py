@@ -1,4 +1,4 @@
-"""The job that repairs hard negatives that answer their query."""
+"""Run the job that finds and repairs hard negatives that in fact answer their query."""
 
 from rayembed.pipeline.data.jobs import data_job
 

@@ -1,6 +1,4 @@
-"""Prompt for a language model about which documents answer a query, and the
-parser of its answer.
-"""
+"""Build the prompt that asks which documents answer a query, and parse the answer."""
 
 from typing import Any
 
@@ -28,7 +26,7 @@ the query]}}. If none does, answer {{"relevant": []}}."""
 
 
 def judge_prompt(record: Record, max_words: int) -> str:
-    """The user message about a record with its negatives, numbered from 1.
+    """Build the user message about a record, with its negatives numbered from 1.
 
     Args:
         max_words: words of a text beyond which it is cut.
@@ -45,7 +43,7 @@ def judge_prompt(record: Record, max_words: int) -> str:
 
 
 def read_relevant(answer: ChatAnswer, count: int) -> frozenset[int]:
-    """Indices, from 0, of the candidates that an answer names.
+    """Parse the indices, from 0, of the candidates that an answer names.
 
     Args:
         count: number of candidates.

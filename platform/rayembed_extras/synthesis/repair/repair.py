@@ -1,4 +1,4 @@
-"""The repair step: a judge finds false negatives among hard negatives, which are relabelled or
+"""Repair a data set: a judge detects false negatives among hard negatives, which are relabelled or
 dropped.
 
 An epoch trains one positive of a row, the first one first. So a relabelled negative becomes a
@@ -47,8 +47,7 @@ _SHOWN_CHARACTERS = 300
 def make_repaired(
     context: PipelineContext, dataset: DatasetConfig, parent: DatasetArtifact
 ) -> DatasetArtifact:
-    """Repair the hard negatives of a data set; return the folder of records without false
-    negatives.
+    """Repair the hard negatives of a data set; return the folder of repaired records.
 
     The manifest has, beside what all steps write: the `judge`, the `action`, `judged_rows`,
     `judged_negatives`, `rows_with_false_negatives`, `false_negatives` by reason, `unjudged` rows by
@@ -108,14 +107,16 @@ def _repair(
 
 
 def _config(dataset: DatasetConfig) -> RepairConfig:
-    """The data set's repair settings, a field that exists only at run time."""
+    """Return the data set's repair settings, a field that only exists when this package is
+    installed.
+    """
     config = getattr(dataset, RepairConfig.kind)
     assert isinstance(config, RepairConfig)
     return config
 
 
 def _summary(results: Sequence[Result], action: Action) -> dict[str, Any]:
-    """Manifest entries, summed over all parts."""
+    """Sum the counts over all data files, for the manifest."""
     total: Counter[str] = Counter()
     false: Counter[str] = Counter()
     unjudged: Counter[str] = Counter()
@@ -140,7 +141,7 @@ def _summary(results: Sequence[Result], action: Action) -> dict[str, Any]:
 
 
 def _log_outcome(name: str, made: DatasetArtifact) -> None:
-    """Log the outcome, and warn if few negatives are left."""
+    """Log the result, and warn if few negatives are left."""
     summary = made.manifest
     false, judged = sum(summary["false_negatives"].values()), summary["judged_negatives"]
     per_row = summary["negatives_per_row"]
@@ -163,7 +164,7 @@ def _log_outcome(name: str, made: DatasetArtifact) -> None:
 
 @dataclass(frozen=True)
 class RepairPart:
-    """Task: write the records of a part without false negatives."""
+    """Task that writes the repaired records of a data file."""
 
     folder: str
     """Folder of the output parts."""
@@ -173,7 +174,7 @@ class RepairPart:
     decide: Decide
 
     def __call__(self, item: PartItem, device: str = "cpu") -> Result:
-        """Run the task; its result has the new part, counts and examples."""
+        """Run the task; its result has the new data file, counts and examples."""
         records = read_records(item.part.path)
         verdicts = self.decide(item.part, records, device)
         pairs = list(zip(records, verdicts, strict=True))
@@ -225,7 +226,8 @@ class RepairPart:
 
 
 def repaired(record: Record, verdict: JudgeVerdict, action: Action) -> list[Record]:
-    """Apply the action to a record: returns the record if nothing is wrong, none, or several.
+    """Apply the action to a judged record; return the resulting records, which may be none or
+    several.
 
     The further rows of `relabel` share the query and the negatives that are left. Their teacher's
     score is that of the negative that they were; without one they have none, so that a loss that
@@ -260,20 +262,22 @@ def repaired(record: Record, verdict: JudgeVerdict, action: Action) -> list[Reco
 def _scores(
     record: Record, name: str, of_false: Mapping[str, float | None]
 ) -> dict[str, float | None]:
-    """Score of each positive and of each false negative; None without a score."""
+    """Text → score, for the record's positives and false negatives; None where no score is
+    known.
+    """
     known = getattr(record, f"{name}s") or (getattr(record, name),)
     own = dict.fromkeys(record.positives) | dict(zip(record.positives, known, strict=False))
     return {**of_false, **own}
 
 
 def _to_show(pairs: Sequence[tuple[Record, JudgeVerdict]]) -> list[tuple[int, int]]:
-    """Order and row index of examples among the rows with false negatives."""
+    """Choose rows with false negatives as examples; return their sort keys and row indices."""
     rows = [row for row, (_, verdict) in enumerate(pairs) if verdict.false]
     return [(order, rows[n]) for order, n in rows_to_show([pairs[row][0] for row in rows])]
 
 
 def _example(record: Record, verdict: JudgeVerdict, action: Action) -> dict[str, Any]:
-    """One row before and after, for the audit."""
+    """Describe one row before and after the repair, for the audit page."""
     scores: list[float | None] = [round(score, 4) for score in verdict.scores]
     scores = scores or [None] * len(record.negatives)
     negatives = [

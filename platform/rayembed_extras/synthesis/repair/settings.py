@@ -32,7 +32,7 @@ class Judge(Settings):
         return {}
 
     def check(self, setting: str) -> None:
-        """Check that its models were fetched and can be loaded.
+        """Check that the judge's models were downloaded and can be loaded.
 
         Args:
             setting: path of the judge's settings, for messages.
@@ -42,7 +42,8 @@ class Judge(Settings):
         """
 
     def check_endpoint(self, setting: str, storage: str) -> None:
-        """Check that a model over the network is reachable, as far as this machine can see.
+        """Check, as far as this machine can, that a judge behind an endpoint can be
+        reached.
 
         Args:
             setting: path of the judge's settings, for messages.
@@ -53,7 +54,7 @@ class Judge(Settings):
         """
 
     def inputs(self, fingerprint: Callable[[str], str]) -> dict[str, Any]:
-        """Inputs that affect the verdicts, as plain values.
+        """Return everything that decides the verdicts, as plain values for a fingerprint.
 
         Args:
             fingerprint: gives that of a model's weights by its reference.
@@ -61,7 +62,8 @@ class Judge(Settings):
         raise TypeError(f"{type(self).__name__} does not implement inputs")
 
     def ready(self, work: Any) -> Any:
-        """Do the one-time work before tasks begin; return a picklable `Decide`.
+        """Do one-time work before the tasks start; return a picklable function that judges
+        records.
 
         Args:
             work: the data set's parts and where answers are kept, a `JudgeWork`.
@@ -107,21 +109,21 @@ class RepairConfig(DataStep):
 
     @property
     def summary(self) -> str:
-        """Action and judge."""
+        """Describe the action and the judge in a few words, for tables."""
         return f"{self.action} by {self.judge.summary}"
 
     @property
     def of_negatives(self) -> str:
-        """Action on false ones."""
+        """Describe the action on false negatives in a few words, for tables."""
         return f"{self.action} of false ones"
 
     @property
     def models(self) -> Mapping[str, str]:
-        """Models that the judge loads."""
+        """Setting → asset reference of each model that the judge loads."""
         return {f"judge.{name}": reference for name, reference in self.judge.models.items()}
 
     def treatment(self, write: Callable[[str], str]) -> str:
-        """Name the judge and the action."""
+        """Describe for the audit page which judge was used and what was done."""
         judge = write(self.judge.summary)
         return f"false negatives found by `{judge}` and repaired ({self.action})"
 
@@ -135,14 +137,14 @@ class RepairConfig(DataStep):
             )
 
     def check(self, setting: str) -> None:
-        """Check the judge's models."""
+        """Check the models that the judge loads."""
         self.judge.check(f"{setting}.judge")
 
     def check_endpoint(self, setting: str, storage: str) -> None:
-        """Check that the judge is reachable."""
+        """Check that the judge can be reached."""
         self.judge.check_endpoint(f"{setting}.judge", storage)
 
     def make(self, context: Any, dataset: Any, parent: Any, held_out: Any) -> Any:
-        """Repair the records."""
+        """Repair the records of a data set; return the new folder."""
         make = load("rayembed_extras.synthesis.repair.repair:make_repaired")
         return make(context, dataset, parent)

@@ -1,4 +1,4 @@
-"""Input and output of a judge."""
+"""Types of a judge's input and output."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from rayembed.data.records import Record
 
 @dataclass(frozen=True)
 class JudgeWork:
-    """Rows to judge, and the resources for it."""
+    """Rows to judge, and the resources that judging may use."""
 
     context: PipelineContext
     writer: ArtifactWriter
