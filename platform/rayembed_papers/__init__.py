@@ -1,4 +1,4 @@
-"""Reproduction of the papers with rayembed: their tables, their figures, their benchmarks."""
+"""Reproduce the papers with rayembed: their tables, figures and benchmarks."""
 
 import logging
 

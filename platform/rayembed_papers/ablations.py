@@ -32,24 +32,25 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
 
 
 def nvembed_single_stage() -> Run:
-    """The quickstart in one stage, with only the hard negatives of each query."""
+    """NV-Embed's quickstart in one stage, with only the hard negatives of each query."""
     return single_stage(nvembed.quickstart(), "nvembed-quickstart-single-stage", in_batch=False)
 
 
 def nvembed_in_batch() -> Run:
-    """The quickstart in one stage, with in-batch negatives."""
+    """NV-Embed's quickstart in one stage, with in-batch negatives."""
     return single_stage(
         nvembed.quickstart(), "nvembed-quickstart-single-stage-in-batch", in_batch=True
     )
 
 
 def nvembed_reversed() -> Run:
-    """The quickstart with its stages in the other order."""
+    """NV-Embed's quickstart with its two stages in reversed order."""
     return reversed_stages(nvembed.quickstart(), "nvembed-quickstart-reversed")
 
 
 def single_stage(run: Run, name: str, *, in_batch: bool) -> Run:
-    """The run with only its last stage, for as many steps as all its stages have together.
+    """Copy a run with only its last stage, which gets as many steps as all stages had
+    together.
 
     Table 4, "Single Stage (Inbatch Enabled)" and "(Inbatch Disabled)". The paper does not say how
     long those were trained; here they see as many steps as the two stages. The learning rate is
@@ -67,7 +68,7 @@ def single_stage(run: Run, name: str, *, in_batch: bool) -> Run:
 
 
 def reversed_stages(run: Run, name: str) -> Run:
-    """The run with its two stages in the other order.
+    """Copy a run with its two stages in reversed order.
 
     Table 4, "Reversed Two Stage": all data without in-batch negatives first, retrieval with them
     afterwards. Data, batch and number of steps go with the stage, the optimiser with the place. The
@@ -88,12 +89,16 @@ def reversed_stages(run: Run, name: str) -> Run:
 
 
 def causal2vec_last_token() -> Run:
-    """The quickstart's LLM without the encoder, with last-token pooling, trained the same way."""
+    """Causal2Vec's quickstart without the encoder: the LLM with last-token pooling, trained the
+    same way.
+    """
     return last_token(causal2vec.quickstart(), "causal2vec-quickstart-last-token")
 
 
 def causal2vec_examples() -> Run:
-    """The quickstart with short in-context examples before queries; takes about twice as long."""
+    """Causal2Vec's quickstart with short in-context examples before queries; takes about twice as
+    long.
+    """
     limits = ExamplesConfig(max_examples=2, query_tokens=24, response_tokens=32, max_tokens=160)
     return with_examples(
         causal2vec.quickstart(), "causal2vec-quickstart-icl", limits, EXAMPLES, query_max_length=224
@@ -101,7 +106,8 @@ def causal2vec_examples() -> Run:
 
 
 def last_token(run: Run, name: str) -> Run:
-    """The run with the LLM only and last-token pooling (Tables 2, 3 and 6).
+    """Copy a Causal2Vec run without its encoder, with last-token pooling of the LLM (Tables 2, 3
+    and 6).
 
     Raises:
         ConfigError: the run is not of Causal2Vec.
@@ -118,7 +124,7 @@ def with_examples(
     *,
     query_max_length: int,
 ) -> Run:
-    """The run with in-context examples: sampled in training, a fixed set for each task in
+    """Copy a run with in-context examples: sampled in training, a fixed set for each task in
     evaluation.
 
     Args:
@@ -148,7 +154,9 @@ def _causal2vec(run: Run) -> Causal2VecConfig:
 
 
 def cde_filtered() -> Run:
-    """The quickstart's batches and filter for a plain bi-encoder."""
+    """A plain bi-encoder trained with the clustered batches and the false-negative filter of CDE's
+    quickstart.
+    """
     run = cde.quickstart()
     assert isinstance(run.model, CDEConfig)
     model = BiEncoderConfig(
@@ -162,7 +170,9 @@ def cde_filtered() -> Run:
 
 
 def cde_clustered() -> Run:
-    """Clustered batches without the filter: every other document of a batch is a negative."""
+    """A plain bi-encoder on clustered batches without the filter: every other document of a batch
+    is a negative.
+    """
     run = cde_filtered()
     datasets = tuple(
         changed(dataset, clusters=changed(dataset.clusters, false_negative_margin=None))
@@ -174,7 +184,9 @@ def cde_clustered() -> Run:
 
 
 def cde_random() -> Run:
-    """The same bi-encoder on random batches, each of one data set."""
+    """A plain bi-encoder on random batches, each from one data set, as control for CDE's
+    quickstart.
+    """
     run = cde_filtered()
     datasets = tuple(changed(dataset, clusters=None) for dataset in run.data.datasets)
     stages = tuple(
@@ -185,12 +197,12 @@ def cde_random() -> Run:
 
 
 def nomic_dense() -> Run:
-    """The quickstart without experts, trained the same way."""
+    """Nomic's quickstart without experts, trained the same way."""
     return dense(nomic.quickstart(), "nomic-quickstart-dense")
 
 
 def dense(run: Run, name: str) -> Run:
-    """The run with dense MLPs, for comparison at equal steps.
+    """Copy a run with dense MLPs in place of experts, for comparison at equal steps.
 
     Raises:
         ConfigError: the run is not of a nomic-moe.

@@ -1,4 +1,4 @@
-"""Jobs of the papers, as `rayembed` finds them by the package's entry points."""
+"""Declare the jobs of the papers for the `rayembed` command."""
 
 from rayembed.jobs.table import Command
 

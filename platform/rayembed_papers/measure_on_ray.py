@@ -22,7 +22,8 @@ def measured_on_ray(
     placement: Placement,
     **options: Any,
 ) -> Measured:
-    """Result of `measure` for a model, from a task on the cluster. Waits for it.
+    """Run `measure` on a model in a Ray task of the cluster; return its result. Waits for
+    it.
 
     Args:
         measure: takes the reference, what is given, `device` and the options. Its results folder

@@ -1,4 +1,4 @@
-"""Tables of repeated scores, over seeds or draws: mean and spread."""
+"""Tabulate repeated scores, over seeds or draws: mean and spread."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ Scores = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True)
 class SpreadTable:
-    """Scores of several rows on several tasks, each with several repetitions."""
+    """Scores of several rows on several tasks, each measured several times."""
 
     rows: Mapping[str, Scores]
     """Label → scores. The i-th score of every task is of the i-th seed or draw."""
@@ -32,11 +32,11 @@ class SpreadTable:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The tasks, and the mean over them where there are several."""
+        """The tasks, and the mean over them if there are several."""
         return (*self.tasks, MEAN) if len(self.tasks) > 1 else self.tasks
 
     def scores(self, label: str, column: str) -> tuple[float, ...]:
-        """Scores of a task, or the mean over all tasks for each repetition; empty if a task is
+        """Return the scores of a task, or each repetition's mean over all tasks; empty if a task is
         missing.
         """
         row = self.rows.get(label, {})
@@ -47,7 +47,9 @@ class SpreadTable:
         return tuple(fmean(each) for each in zip(*(row[t] for t in self.tasks), strict=True))
 
     def gains(self, label: str, column: str) -> tuple[float, ...]:
-        """Each score minus the base's score for the same seed; empty if either is missing."""
+        """Subtract the base's score for the same seed from each score; empty if either is
+        missing.
+        """
         if self.base is None or label == self.base:
             return ()
         scores, base = self.scores(label, column), self.scores(self.base, column)
@@ -55,14 +57,16 @@ class SpreadTable:
 
 
 def shown(scores: Sequence[float], *, signed: bool = False) -> str:
-    """`0.712 ± 0.004`: mean and sample standard deviation; a single score without deviation."""
+    """Format as `0.712 ± 0.004`, mean and sample standard deviation; a single score without
+    deviation.
+    """
     if not scores or any(math.isnan(score) for score in scores):
         return MISSING
     return spread(scores).text(signed=signed)
 
 
 def spread_markdown(table: SpreadTable, corner: str) -> str:
-    """The table in Markdown, followed by the gains if there is a base.
+    """Write the table in Markdown, followed by the gains if there is a base.
 
     Args:
         corner: heading of the labels.
@@ -79,7 +83,9 @@ def spread_markdown(table: SpreadTable, corner: str) -> str:
 
 
 def spread_csv(table: SpreadTable, corner: str) -> str:
-    """Every single score in full precision: a line for each row, task and repetition."""
+    """Write every single score in full precision as CSV: a line for each row, task and
+    repetition.
+    """
     rows = [
         [label, task, time, score]
         for label, row in table.rows.items()
@@ -90,7 +96,7 @@ def spread_csv(table: SpreadTable, corner: str) -> str:
 
 
 def spread_table(table: SpreadTable, corner: str, *, title: str) -> Table:
-    """The table for a terminal; below each score its gain over the base."""
+    """Build the table for a terminal, with each score's gain over the base below it."""
     rows = []
     for label in table.rows:
         cells = _cells(table, label, signed=False)

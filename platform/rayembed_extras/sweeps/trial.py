@@ -80,7 +80,7 @@ class _Trained:
 def run_trial(
     sweep: Sweep, trial: Trial, tags: Mapping[str, str], tell: Callable[[Event], None]
 ) -> None:
-    """Train the trial's run, and pass every score to `tell`, the final one last.
+    """Train the trial's run, and report every score to a callback, the final one last.
 
     It is not registered. Where another process trains it, its end is waited for.
 

@@ -1,1 +1,1 @@
-"""Backbones scored by finetuning: GLUE and XTREME-R (Nomic Embed v2, Tables 3 and 4)."""
+"""Score backbones by finetuning on GLUE and XTREME-R (Nomic Embed v2, Tables 3 and 4)."""

@@ -1,4 +1,4 @@
-"""All tasks and finetunings by name, and the selection of a run."""
+"""Look up tasks and finetunings by name, and select the ones that a run needs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ _ON_THE_WAY = {task.name: task for task in xtreme_r.STEPS_ON_THE_WAY}
 
 @dataclass(frozen=True)
 class Plan:
-    """Tasks of a run and the finetunings that they need."""
+    """The tasks of a run, and the finetunings that their scores require."""
 
     tasks: tuple[Task, ...]
     """Requested tasks, in the tables' order."""
@@ -31,7 +31,7 @@ class Plan:
 
 
 def plan_of(run: BackboneRun) -> Plan:
-    """The tasks and finetunings of a run.
+    """Select the tasks and finetunings of a run.
 
     Raises:
         ConfigError: an unknown benchmark or task (with the nearest name), one that cannot be had,
@@ -52,7 +52,7 @@ def plan_of(run: BackboneRun) -> Plan:
 
 
 def task_named(name: str) -> Task:
-    """The task of this name among the tasks that a finetuning is scored on."""
+    """Find a task by name among those on which a finetuning is scored."""
     return TASKS.get(name) or _ON_THE_WAY[name]
 
 
@@ -69,7 +69,7 @@ def _selected(benchmarks: Sequence[str], names: Sequence[str]) -> list[Task]:
 
 
 def _add(name: str, names: list[str], *, from_mnli: bool) -> None:
-    """Append a finetuning after the one that it starts from."""
+    """Append a finetuning, preceded by the one whose model it starts from."""
     start = _start(FINETUNINGS[name], from_mnli=from_mnli)
     if start is not None:
         _add(start, names, from_mnli=from_mnli)

@@ -1,4 +1,4 @@
-"""Evaluate a backbone from its settings, up to scores and tables."""
+"""Evaluate a backbone: run the finetunings, collect scores, and tabulate them."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ lower because of rounding, and another one become the best."""
 
 @dataclass
 class BackboneScores:
-    """Scores and failures of an evaluation of a backbone."""
+    """Scores of a backbone's tasks, and the finetunings that failed."""
 
     run: BackboneRun
     plan: Plan
@@ -61,17 +61,17 @@ class BackboneScores:
 
     @property
     def folder(self) -> str:
-        """Folder of the backbone's results, in storage."""
+        """Storage folder of the backbone's results."""
         return join(self.storage, RESULTS, "results", self.backbone.name, self.backbone.weights)
 
     def of_benchmark(self, benchmark: str) -> list[Summary]:
-        """Summaries of a benchmark's requested tasks, in the table's order."""
+        """Return the summaries of a benchmark's requested tasks, in the table's order."""
         names = [task.name for task in self.plan.tasks if task.benchmark == benchmark]
         return [self.summaries[name] for name in names if name in self.summaries]
 
     @property
     def reports(self) -> dict[str, str]:
-        """Name of a file → its content: settings, and tables of each benchmark."""
+        """File name → content of each report file: settings, and tables of each benchmark."""
         label = self.run.fingerprint
         found = {f"evaluation-{label}.yaml": self.run.to_yaml()}
         for benchmark in BENCHMARKS:
@@ -110,7 +110,7 @@ def evaluate_backbone(run: BackboneRun) -> BackboneScores:
 
 
 def find_backbone(run: BackboneRun, plan: Plan) -> Backbone:
-    """Locate the backbone of a run and check it against all requirements of the plan.
+    """Locate the backbone of a run and check that all planned finetunings can use it.
 
     Raises:
         AssetError, ArtifactError: no encoder there, one that is not supported, or files or weights
@@ -132,8 +132,8 @@ def find_backbone(run: BackboneRun, plan: Plan) -> Backbone:
 
 
 def _waves(finetunings: Sequence[Finetuning]) -> list[list[Finetuning]]:
-    """Groups of finetunings that can run side by side; each group comes after the ones it starts
-    from.
+    """Group finetunings that can run concurrently; each group follows the ones that it
+    starts from.
     """
     depth: dict[str, int] = {}
     for one in finetunings:
@@ -150,7 +150,7 @@ def _trials(
     data: Mapping[TaskRows, StoredRows],
     best: Mapping[str, Trial],
 ) -> list[Trial]:
-    """The trials of a finetuning's grid; none if the model that it starts from is missing."""
+    """List the trials of a finetuning's grid; none if the model to start from is missing."""
     if one.start is not None and one.start not in best:
         why = f"{one.name} starts from the best model of {one.start}, whose trials "
         scores.failed[one.name] = (
@@ -165,7 +165,7 @@ def _trials(
 
 
 def _do(groups: Sequence[Sequence[Trial]], scores: BackboneScores) -> None:
-    """Run the unfinished trials."""
+    """Run all unfinished trials of several finetunings."""
     from rayembed.pipeline.run.on_ray import connect
     from rayembed_papers.backbone.on_ray import run_trials
 
@@ -188,7 +188,7 @@ def _do(groups: Sequence[Sequence[Trial]], scores: BackboneScores) -> None:
 def _when_done(
     groups: Mapping[str, Sequence[Trial]], trial: Trial, error: RayembedError | None
 ) -> None:
-    """Log the end of a trial, and remove models that no further trial starts from."""
+    """Log the end of a trial, and remove models from which no later trial starts."""
     if error is not None:
         logger.warning("%s failed: %s", trial.key, error)
         return
@@ -207,8 +207,8 @@ def _when_done(
 def _take(
     one: Finetuning, trials: Sequence[Trial], scores: BackboneScores, best: dict[str, Trial]
 ) -> None:
-    """Summarise a finetuning with all trials finished, and choose the model that
-    others start from.
+    """Summarise a finetuning once all its trials are finished, and choose its best model for others
+    to start from.
     """
     results = find_results(trials)
     if not trials or missing(trials, results):

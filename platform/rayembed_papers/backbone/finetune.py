@@ -1,4 +1,4 @@
-"""Finetune by transformers' Trainer, and predict with the finetuned model."""
+"""Finetune a model with transformers' Trainer, and predict with it."""
 
 import contextlib
 import tempfile
@@ -19,7 +19,7 @@ from rayembed_papers.backbone.tokens import Feature
 
 @dataclass(frozen=True)
 class Grid:
-    """The part of a protocol that differs between trials."""
+    """Settings that differ between the trials of a finetuning."""
 
     learning_rate: float
     batch_size: int
@@ -78,7 +78,8 @@ def finetune(
 
 
 def predictor(model: nn.Module, *, rows: int, precision: Dtype, device: str) -> Predict:
-    """A function from inputs to the model's outputs, float32, in the order of the inputs.
+    """Return a function that runs the model on inputs and returns float32 outputs in the same
+    order.
 
     It raises a DivergenceError where an output is not finite: an argmax of such names a class all
     the same.

@@ -1,4 +1,5 @@
-"""Models with a head for a kind of task: transformers' own classes, or a NomicBert with our heads.
+"""Models with a task head: transformers' own classes, or a NomicBert with heads defined
+here.
 
 B rows, C choices, T tokens, H hidden size, L labels.
 """
@@ -42,14 +43,14 @@ Family = Literal["transformers", "nomic"]
 
 
 def encoder_folder(folder: Path) -> Path:
-    """The folder with config.json and the encoder's weights, within a model's folder."""
+    """Find the folder with config.json and the encoder's weights within a model's folder."""
     if not (folder / "config.json").is_file() and (folder / "modules.json").is_file():
         return read_modules(folder).transformer
     return part_folder(folder, "backbone")
 
 
 def family_of(folder: Path) -> Family:
-    """Library that computes the encoder of a folder.
+    """Return the implementation for the encoder of a folder: `nomic` or `transformers`.
 
     Raises:
         ArtifactError: neither a model that transformers knows nor a NomicBert with GELU.
@@ -84,7 +85,8 @@ def check_length(folder: Path, max_length: int, task: str) -> None:
 
 
 def check_heads(folder: Path, finetunings: Sequence[Finetuning]) -> None:
-    """Check that the family has every head and that the folder has all weights of the encoder.
+    """Check that the encoder's library has every needed head and that the folder has all encoder
+    weights.
 
     Of safetensors files only names and shapes are read, so that it takes hardly any memory.
 
@@ -124,7 +126,9 @@ def load_with_head(folder: Path, finetuning: Finetuning, *, head_dropout: float)
 
 
 def save_with_head(model: nn.Module, folder: Path) -> None:
-    """Save the model so that `load_with_head` reads it, for the same kind of task or another."""
+    """Save a model so that `load_with_head` can read it, for the same kind of task or for
+    another.
+    """
     inner = model.encoder if isinstance(model, Retriever) else model
     if isinstance(inner, NomicForTask):
         inner.save(folder)
@@ -151,7 +155,7 @@ def _check_family(settings: Any, finetunings: Sequence[Finetuning]) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence transformers' progress bars and its list of the new weights of every head."""
+    """Silence transformers' progress bars and its messages about newly initialised head weights."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -168,7 +172,9 @@ def _quiet() -> Iterator[None]:
 def _load_of_transformers(
     folder: Path, finetuning: Finetuning, device_map: str | None = None
 ) -> nn.Module:
-    """The model, or only its shapes on the `meta` device; raises the errors of `load_with_head`."""
+    """Load a model with transformers, or only its shapes on the `meta` device; raises the errors of
+    `load_with_head`.
+    """
     import safetensors
     import transformers
 
@@ -206,7 +212,7 @@ def _load_of_transformers(
 
 
 def _of_encoder(model: Any, names: Any) -> list[str]:
-    """Names of the encoder's weights, without the weights of head and pooler."""
+    """Select the names of the encoder's weights, without head and pooler."""
     prefix = f"{model.base_model_prefix}."
     whole = model.base_model is model
     plain = [name.removeprefix(prefix) for name in names if whole or name.startswith(prefix)]
@@ -214,7 +220,7 @@ def _of_encoder(model: Any, names: Any) -> list[str]:
 
 
 class NomicForTask(nn.Module):
-    """A NomicBert, dense or with experts, and a head.
+    """A NomicBert, dense or with experts, with a task head.
 
     Heads are those of RoBERTa in transformers: of texts, dropout, a layer with tanh and dropout
     over the first token before the last layer (as the published pooler has it); of tokens, dropout
@@ -252,7 +258,8 @@ class NomicForTask(nn.Module):
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Outputs by the names that transformers' classes give them, with the loss of labels.
+        """Return outputs under the names that transformers' classes use, and the loss if labels are
+        given.
 
         `logits` (B, L), of choices (B, C), of tags (B, T, L); `start_logits` and `end_logits`
         (B, T); of retrieval `last_hidden_state` (B, T, H).

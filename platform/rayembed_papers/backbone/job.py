@@ -1,4 +1,4 @@
-"""The backbone job: from its arguments to scores, exit codes and messages."""
+"""Run the backbone job, from its command-line arguments to scores, exit codes and messages."""
 
 import shlex
 
@@ -35,7 +35,7 @@ def _evaluate(run: BackboneRun, context: JobContext) -> int:
 
 
 def _show(run: BackboneRun, context: JobContext) -> None:
-    """The resolved evaluation, and the protocol of each finetuning."""
+    """Print the resolved settings and the protocol of each finetuning."""
     from rayembed_papers.backbone.catalogue import plan_of
 
     plan = plan_of(run)

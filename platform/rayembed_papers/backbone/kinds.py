@@ -1,4 +1,5 @@
-"""Work of each kind of task: rows to inputs, inputs to batches, outputs to scores.
+"""Handle each kind of task: convert rows to inputs, inputs to batches, and outputs to
+scores.
 
 B texts, C choices, T tokens, H hidden size.
 """
@@ -51,30 +52,32 @@ _SEARCHED_TOGETHER = ("LAReQA",)
 
 @dataclass(frozen=True)
 class TaskWork:
-    """Work for one or two texts with a class index or a number (`score`); base of other kinds."""
+    """Handles tasks on one or two texts with a class or a score as label; base class of the other
+    kinds.
+    """
 
     finetuning: Finetuning
     tokenizer: BackboneTokenizer
 
     def inputs(self, rows: Sequence[Row]) -> list[Feature]:
-        """Inputs without labels."""
+        """Tokenise rows into model inputs without labels."""
         columns = list(zip(*(row[:-1] for row in rows), strict=True))
         return self.tokenizer.texts(columns[0], columns[1] if len(columns) > 1 else None)
 
     def training_inputs(self, rows: Sequence[Row]) -> list[Feature]:
-        """Inputs with labels."""
+        """Tokenise rows into model inputs with labels."""
         made = self.inputs(rows)
         for feature, row in zip(made, rows, strict=True):
             feature["labels"] = row[-1]
         return made
 
     def padded(self, features: Sequence[Feature]) -> dict[str, Tensor]:
-        """Number of input tokens."""
+        """Pad inputs to a batch of tensors."""
         return self.tokenizer.padded(features)
 
     def collate(self, features: Sequence[Feature]) -> Batch:
-        """Arguments of the model: tokens, and labels (B,) if inputs have them, float32 scores or
-        int64.
+        """Build the model's arguments: tokens, and labels (B,) if inputs have them, float32 scores
+        or int64 classes.
         """
         batch: Batch = self.padded(features)
         if "labels" in features[0]:
@@ -85,11 +88,11 @@ class TaskWork:
     def score(
         self, predict: Predict, task: str, rows: Mapping[str, Sequence[Row]]
     ) -> dict[str, Metrics]:
-        """Metrics by subset."""
+        """Predict and compute the metrics of each subset of rows."""
         return {subset: self.score_subset(predict, some) for subset, some in rows.items()}
 
     def score_subset(self, predict: Predict, rows: Sequence[Row]) -> Metrics:
-        """Metrics of rows."""
+        """Predict and compute the metrics of one subset of rows."""
         logits = np.stack([o["logits"] for o in predict(self.inputs(rows), self.collate)])
         true = [row[-1] for row in rows]
         if self.finetuning.kind == "score":
@@ -99,10 +102,12 @@ class TaskWork:
 
 
 class ChoiceWork(TaskWork):
-    """A premise with a question, and the index of the text that continues it."""
+    """Handles multiple choice: a premise with a question, and the index of the text that continues
+    it.
+    """
 
     def inputs(self, rows: Sequence[Row]) -> list[Feature]:
-        """Inputs with the tokens of each choice, and the longest choice, by whose length rows are
+        """Tokenise each choice of each row; `input_ids` is the longest choice, by which rows are
         sorted.
         """
         template, num_choices = self.finetuning.template, len(rows[0]) - 3
@@ -119,18 +124,18 @@ class ChoiceWork(TaskWork):
         ]
 
     def padded(self, features: Sequence[Feature]) -> dict[str, Tensor]:
-        """Tokens (B, C, T)."""
+        """Pad the choices to tensors (B, C, T)."""
         flat = self.tokenizer.padded([c for feature in features for c in feature["choices"]])
         return {name: v.view(len(features), -1, v.shape[1]) for name, v in flat.items()}
 
 
 class TagWork(TaskWork):
-    """Words and their tags; each tag is learnt and predicted at the first token of its word. Words
-    beyond the maximum length are excluded, as in the paper's pipeline.
+    """Handles tagging of words; each tag is learnt and predicted at the first token of its word.
+    Words beyond the maximum length are excluded, as in the paper's pipeline.
     """
 
     def training_inputs(self, rows: Sequence[Row]) -> list[Feature]:
-        """Inputs with labels of tokens."""
+        """Tokenise rows into inputs with a label for each token."""
         encoded = self.tokenizer.encode(
             [row[0] for row in rows], is_split_into_words=True, truncation=True
         )
@@ -140,12 +145,12 @@ class TagWork(TaskWork):
         return made
 
     def collate(self, features: Sequence[Feature]) -> Batch:
-        """Tokens and `labels` (B, T)."""
+        """Build the model's arguments: tokens and `labels` (B, T)."""
         labels = self.tokenizer.padded_values(features, "labels", IGNORED)
         return {**self.padded(features), "labels": labels}
 
     def score_subset(self, predict: Predict, rows: Sequence[Row]) -> Metrics:
-        """F1 of spans and accuracy of tags."""
+        """Compute the F1 of spans and the accuracy of tags."""
         inputs = self.training_inputs(rows)
         guess, true = [], []
         for feature, output in zip(inputs, predict(inputs, self.collate), strict=True):
@@ -161,7 +166,7 @@ class TagWork(TaskWork):
 
 
 def _labels(words: Sequence[int | None], tags: Sequence[Any]) -> np.ndarray:
-    """(T,) tag of each word at its first token."""
+    """(T,) tag of each word, placed at its first token."""
     labels = np.full(len(words), IGNORED, dtype=np.int64)
     before: int | None = None
     for place, word in enumerate(words):
@@ -172,14 +177,14 @@ def _labels(words: Sequence[int | None], tags: Sequence[Any]) -> np.ndarray:
 
 
 class SpanWork(TaskWork):
-    """Questions whose answer is a span of a context (SQuAD and its translations).
+    """Handles questions whose answer is a span of a context (SQuAD and its translations).
 
     Long contexts are read in windows that overlap; the best span of all windows is the answer. In
     training, a window without the answer asks for the first token.
     """
 
     def training_inputs(self, rows: Sequence[Row]) -> list[Feature]:
-        """Windows with the first and last token of the answer."""
+        """Cut rows into windows, each with the answer's first and last token."""
         made = self.inputs(rows)
         for feature in made:
             answers = rows[feature["row"]][2]
@@ -189,7 +194,9 @@ class SpanWork(TaskWork):
         return made
 
     def collate(self, features: Sequence[Feature]) -> Batch:
-        """Tokens, and `start_positions` and `end_positions` (B,) in training."""
+        """Build the model's arguments: tokens, and in training `start_positions` and
+        `end_positions` (B,).
+        """
         batch: Batch = self.padded(features)
         if "start" in features[0]:
             batch["start_positions"] = torch.tensor([f["start"] for f in features])
@@ -197,7 +204,7 @@ class SpanWork(TaskWork):
         return batch
 
     def score_subset(self, predict: Predict, rows: Sequence[Row]) -> Metrics:
-        """F1 and exact match of answers."""
+        """Compute F1 and exact match of the answers."""
         windows = self.inputs(rows)
         outputs = predict(windows, self.collate)
         best: dict[int, tuple[float, str]] = defaultdict(lambda: (-np.inf, ""))
@@ -209,7 +216,9 @@ class SpanWork(TaskWork):
         return answer_metrics(predicted, [row[2]["text"] for row in rows])
 
     def inputs(self, rows: Sequence[Row]) -> list[Feature]:
-        """Inputs with `row`, and `offsets` (T, 2) in the context, -1 for tokens outside of it."""
+        """Cut rows into windows with their `row` and the `offsets` (T, 2) of tokens in the context,
+        -1 outside of it.
+        """
         room = self.tokenizer.max_length // 3
         encoded = self.tokenizer.encode(
             [row[0].lstrip() for row in rows],
@@ -229,7 +238,9 @@ class SpanWork(TaskWork):
 
 
 def _tokens_of(offsets: np.ndarray, begin: int, end: int) -> tuple[int, int]:
-    """First and last token of the characters; both 0 if the window does not contain all of them."""
+    """Find the first and last token of a character span; both 0 if the window does not contain all
+    of it.
+    """
     inside = np.flatnonzero(offsets[:, 0] >= 0)
     if not len(inside) or offsets[inside[0], 0] > begin or offsets[inside[-1], 1] < end:
         return 0, 0
@@ -239,7 +250,7 @@ def _tokens_of(offsets: np.ndarray, begin: int, end: int) -> tuple[int, int]:
 
 
 def _best_span(output: Output, offsets: np.ndarray, context: str) -> tuple[float, str]:
-    """The score and the text of the best span of a window."""
+    """Return the score and the text of the best answer span in a window."""
     length = len(offsets)
     start, end = output["start_logits"][:length], output["end_logits"][:length]
     best = (-np.inf, "")
@@ -253,7 +264,7 @@ def _best_span(output: Output, offsets: np.ndarray, context: str) -> tuple[float
 def _candidates(
     start: np.ndarray, end: np.ndarray, offsets: np.ndarray
 ) -> Iterator[tuple[Any, Any]]:
-    """Spans of the context among the best first and last tokens."""
+    """Yield answer spans of the context, formed from the best first and last tokens."""
     for first in np.argsort(-start)[:_BEST]:
         for last in np.argsort(-end)[:_BEST]:
             of_context = offsets[first, 0] >= 0 and offsets[last, 0] >= 0
@@ -262,13 +273,14 @@ def _candidates(
 
 
 class RetrievalWork(TaskWork):
-    """Queries and the documents that answer them, embedded by their first tokens.
+    """Handles retrieval: queries and the documents that answer them, embedded by their first
+    tokens.
 
     The documents of a task are all that its rows have, each once.
     """
 
     def training_inputs(self, rows: Sequence[Row]) -> list[Feature]:
-        """Queries with their documents; the document's tokens count as the row's length."""
+        """Tokenise queries and their documents; rows are sorted by the document's length."""
         queries = self._queries([row[0] for row in rows])
         documents = self.tokenizer.texts([row[1] for row in rows])
         return [
@@ -277,14 +289,14 @@ class RetrievalWork(TaskWork):
         ]
 
     def collate(self, features: Sequence[Feature]) -> Batch:
-        """`query` and `document`, each with tokens."""
+        """Build the model's arguments: `query` and `document`, each with tokens."""
         sides = ("query", "document")
         return {side: self.padded([feature[side] for feature in features]) for side in sides}
 
     def score(
         self, predict: Predict, task: str, rows: Mapping[str, Sequence[Row]]
     ) -> dict[str, Metrics]:
-        """Metrics by subset."""
+        """Embed queries and documents and compute the metrics of each subset."""
         if task in _SEARCHED_TOGETHER:
             return self._score(predict, rows)
         found: dict[str, Metrics] = {}
@@ -324,5 +336,5 @@ _WORKS: Mapping[str, type[TaskWork]] = {
 
 
 def work_of(finetuning: Finetuning, tokenizer: BackboneTokenizer) -> TaskWork:
-    """Work of the finetuning's kind: inputs, batches and scores."""
+    """Create the handler of a finetuning's kind of task."""
     return _WORKS.get(finetuning.kind, TaskWork)(finetuning, tokenizer)

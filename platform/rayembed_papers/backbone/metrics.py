@@ -1,4 +1,4 @@
-"""Scores of predictions, by the definitions of GLUE and XTREME-R; all between -1 and 1."""
+"""Compute scores of predictions as GLUE and XTREME-R define them, all between -1 and 1."""
 
 from collections.abc import Hashable, Sequence
 from typing import TypeVar
@@ -13,7 +13,8 @@ Document = TypeVar("Document", bound=Hashable)
 
 
 def class_metrics(predicted: ArrayLike, true: ArrayLike, num_classes: int) -> Metrics:
-    """Accuracy and, where there are two classes, F1 of the second and Matthews' correlation.
+    """Compute accuracy and, with two classes, F1 of the second class and Matthews'
+    correlation.
 
     Where all predictions are one class, Matthews' correlation is 0.
     """
@@ -60,7 +61,7 @@ def tag_metrics(predicted: Sequence[Sequence[str]], true: Sequence[Sequence[str]
 
 
 def spans_of(tags: Sequence[str]) -> set[tuple[str, int, int]]:
-    """Type, first and last position of each span of a sentence."""
+    """Extract type, first and last position of each tagged span of a sentence."""
     found = set()
     begin, kind = 0, ""
     for place, tag in enumerate([*tags, "O"]):

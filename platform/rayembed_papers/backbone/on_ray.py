@@ -1,4 +1,4 @@
-"""Trials as Ray tasks, each in a process that reserves its resources."""
+"""Run trials as Ray tasks, each in a process that reserves its resources."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,8 @@ WhenDone = Callable[[Trial, RayembedError | None], None]
 def run_trials(
     trials: Sequence[Trial], placement: BackbonePlacement, when_done: WhenDone
 ) -> dict[str, RayembedError]:
-    """Run the trials; return errors by trial key. Results of the others are in storage.
+    """Run the trials; return the errors of failed ones by trial key. Results of the others are in
+    storage.
 
     A trial whose process dies or whose training fails begins again, `placement.retries` times.
 
@@ -53,7 +54,7 @@ def run_trials(
 
 
 def check_fits(placement: BackbonePlacement, nodes: Sequence[Mapping[str, float]]) -> None:
-    """Check that an otherwise idle node can hold a trial.
+    """Raise if no node of the cluster, even when idle, can hold a trial.
 
     Args:
         nodes: resources of each live node.
@@ -86,7 +87,7 @@ def _run(threads: int, trial: Trial, *, use_gpu: bool, predict_batch: int) -> Ra
 
 
 def attempt(trial: Trial, *, use_gpu: bool, predict_batch: int) -> RayembedError | None:
-    """Run a trial; return the error if repeating it would not help."""
+    """Run a trial; return its error if a retry would not help, and raise other errors."""
     try:
         run_trial(trial, use_gpu=use_gpu, predict_batch=predict_batch)
     except RayembedError as error:

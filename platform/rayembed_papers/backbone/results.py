@@ -1,4 +1,4 @@
-"""Trials of a finetuning, their results, and summaries."""
+"""List the trials of a finetuning, read their results, and summarise them."""
 
 import itertools
 import json
@@ -18,7 +18,7 @@ from rayembed_papers.backbone.trial import Backbone, Scores, Trial
 
 @dataclass(frozen=True)
 class Result:
-    """A finished trial."""
+    """Scores and loss of a finished trial."""
 
     trial: Trial
     scores: Scores
@@ -30,19 +30,19 @@ class Result:
         return not self.scores
 
     def score(self, task: Task) -> float:
-        """The task's metric, mean over the subsets of the table."""
+        """The task's main metric, averaged over the subsets in the paper's table."""
         found = self.scores[task.name]
         return fmean(found[subset][task.metric] for subset in task.subsets or found)
 
     @property
     def setting(self) -> tuple[float, int]:
-        """Learning rate and batch size."""
+        """The pair (learning rate, batch size)."""
         return self.trial.grid.learning_rate, self.trial.grid.batch_size
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Results of all trials of a task."""
+    """Results of all trials on one task, with the best setting."""
 
     task: Task
     results: tuple[Result, ...]
@@ -54,22 +54,22 @@ class Summary:
 
     @property
     def median(self) -> float:
-        """Median over the seeds of the best setting."""
+        """Median score over the seeds of the best setting."""
         return median(result.score(self.task) for result in self.best)
 
     @property
     def mean(self) -> float:
-        """Mean over the seeds of the best setting."""
+        """Mean score over the seeds of the best setting."""
         return fmean(result.score(self.task) for result in self.best)
 
     @property
     def deviation(self) -> float:
-        """Standard deviation over the seeds of the best setting."""
+        """Standard deviation of the score over the seeds of the best setting."""
         return pstdev([result.score(self.task) for result in self.best])
 
     @property
     def median_of_all(self) -> float:
-        """Median over all trials, of every setting."""
+        """Median score over all trials of all settings."""
         return median(result.score(self.task) for result in self.results)
 
     @property
@@ -98,7 +98,8 @@ def trials_of(
 
 
 def find_results(trials: Sequence[Trial]) -> list[Result]:
-    """Results of finished trials, in the order of the trials, including diverged ones.
+    """Read the results of finished trials, in the order of the trials, including diverged
+    ones.
 
     Raises:
         ArtifactError: a result cannot be read.
@@ -111,9 +112,7 @@ def find_results(trials: Sequence[Trial]) -> list[Result]:
 
 
 def missing(trials: Sequence[Trial], results: Sequence[Result]) -> list[Trial]:
-    """Unfinished trials, and the best one if others start from its model and the
-    model is missing.
-    """
+    """List the unfinished trials, and the best one if its model is needed by others but missing."""
     done = {result.trial.key for result in results}
     left = [trial for trial in trials if trial.key not in done]
     if converged(results) and trials[0].keeps_model:
@@ -124,13 +123,13 @@ def missing(trials: Sequence[Trial], results: Sequence[Result]) -> list[Trial]:
 
 
 def converged(results: Iterable[Result]) -> list[Result]:
-    """Trials that did not diverge."""
+    """Select the trials that did not diverge."""
     return [result for result in results if not result.diverged]
 
 
 def best_result(results: Iterable[Result]) -> Result:
-    """The trial with the highest score on the finetuning's first task, among those that did not
-    diverge.
+    """Return the trial with the highest score on the finetuning's first task; diverged trials do
+    not count.
     """
     found = converged(results)
     task = task_named(found[0].trial.finetuning.scored[0].task)
@@ -138,7 +137,7 @@ def best_result(results: Iterable[Result]) -> Result:
 
 
 def keep_best_model(trials: Sequence[Trial]) -> None:
-    """Remove the models of finished trials except the best so far."""
+    """Remove the models of finished trials, except the best one so far."""
     results = converged(find_results(trials))
     if results and trials[0].keeps_model:
         best = best_result(results)
@@ -148,7 +147,7 @@ def keep_best_model(trials: Sequence[Trial]) -> None:
 
 
 def summarize(task: Task, results: Sequence[Result]) -> Summary:
-    """Summary of a task; settings with missing seeds cannot be the best.
+    """Summarise a task's results; a setting with missing seeds cannot be the best.
 
     Trials that diverged are counted and no results; at least one must not have.
 

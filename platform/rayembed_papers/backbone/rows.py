@@ -1,4 +1,4 @@
-"""Rows of public data sets: read once from the hub, checked, and stored for all trials."""
+"""Read rows of public data sets once from the hub, check them, and store them for all trials."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,7 +28,7 @@ _UNNAMED_TAG = "_"
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Rows in storage."""
+    """Checked rows of a data set in storage."""
 
     path: str
     version: str
@@ -59,7 +59,7 @@ def prepare(
 
 
 def load(stored: StoredRows) -> list[Row]:
-    """The rows in storage, with labels by number from 0.
+    """Load stored rows; class labels are numbered from 0.
 
     Raises:
         ArtifactError: the file is missing or broken.
@@ -114,7 +114,7 @@ def _of_piece(rows: TaskRows, piece: FilePiece) -> Iterator[tuple[str, Row]]:
 
 
 def _checked(row: Row, finetuning: Finetuning, origin: str) -> Row:
-    """The row with labels by number from 0.
+    """Return the row with class labels numbered from 0; raise if it cannot be used.
 
     Raises:
         DataError: a cell is missing, of another type, or a label that is not known.
@@ -142,7 +142,7 @@ def _checked(row: Row, finetuning: Finetuning, origin: str) -> Row:
 
 
 def _problem(row: Row, kind: Kind) -> str:
-    """Reason why a row cannot be used; empty if it can."""
+    """Say why a row cannot be used; empty if it can."""
     if any(cell is None for cell in row):
         return f"an empty cell in {row!r}"[:300]
     texts = {"classes": row[:-1], "score": row[:-1], "choices": row[:-1], "spans": row[:2]}

@@ -1,4 +1,4 @@
-"""Evaluation of a backbone by finetuning: encoder, tasks, protocol and placement."""
+"""Settings of a backbone's evaluation by finetuning: encoder, tasks, protocol and placement."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -14,8 +14,8 @@ _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class FinetuneProtocol(Settings):
-    """Settings of finetuning on a task. Every combination of learning rate, batch and seed is a
-    trial.
+    """Settings of the finetuning on one task. Every combination of learning rate, batch and seed is
+    a trial.
     """
 
     epochs: PositiveInt
@@ -52,7 +52,7 @@ class ProtocolChanges(Settings):
     adam_epsilon: PositiveFloat | None = None
 
     def applied_to(self, protocol: FinetuneProtocol) -> FinetuneProtocol:
-        """The protocol with these changes.
+        """Return the protocol with these changes applied.
 
         Raises:
             ConfigError: a changed value is out of range.
@@ -62,7 +62,7 @@ class ProtocolChanges(Settings):
 
 
 class BackbonePlacement(Settings):
-    """Placement of the trials. Nothing here changes a score beyond rounding."""
+    """Where trials run, and with which resources. Nothing here changes a score beyond rounding."""
 
     storage_path: Reference = Field(default="outputs", min_length=1)
     """Folder or object-storage prefix for data, results and models that others start from; all
@@ -86,12 +86,12 @@ class BackbonePlacement(Settings):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether each trial has a GPU; `auto` counts as no until the job resolves it."""
+        """Whether each trial uses a GPU; `auto` counts as no until the job resolves it."""
         return self.use_gpu is True
 
 
 class BackboneRun(Document):
-    """A backbone, the tasks that it is finetuned on, and the placement."""
+    """Complete settings: a backbone, the tasks on which it is finetuned, and the placement."""
 
     backbone: ModelReference = Field(min_length=1)
     """Asset reference of an encoder: a folder, `hf://org/name@revision`, `s3://…`. One of

@@ -1,4 +1,4 @@
-"""Scores of a backbone next to the paper's tables, as Markdown and CSV."""
+"""Compare a backbone's scores with the paper's tables, as Markdown and CSV."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from rayembed_papers.printed import rows_of
 
 @dataclass(frozen=True)
 class PrintedScore:
-    """A cell of a table."""
+    """A score printed in one cell of the paper's tables."""
 
     table: str
     model: str
@@ -28,7 +28,7 @@ class PrintedScore:
 
 @cache
 def printed() -> tuple[PrintedScore, ...]:
-    """All cells of the tables, in their order."""
+    """Read all scores of the paper's tables, in their order."""
     return tuple(
         PrintedScore(**{**line, "score": float(line["score"])})  # type: ignore[arg-type]
         for line in rows_of(__package__, "published")
@@ -36,12 +36,12 @@ def printed() -> tuple[PrintedScore, ...]:
 
 
 def printed_models(benchmark: str) -> tuple[str, ...]:
-    """The rows of a benchmark's table."""
+    """Row labels of a benchmark's table in the paper."""
     return tuple(dict.fromkeys(cell.model for cell in printed() if cell.benchmark == benchmark))
 
 
 def printed_score(model: str, benchmark: str, task: str) -> float:
-    """Printed score in percent; the table's average if `task` is empty."""
+    """Look up the paper's score in percent; the table's average if `task` is empty."""
     (cell,) = (c for c in printed() if (c.model, c.benchmark, c.task) == (model, benchmark, task))
     return cell.score
 
@@ -55,9 +55,9 @@ _MEAN = "Mean of these"
 
 
 def comparison(benchmark: str, summaries: Sequence[Summary], name: str) -> Table:
-    """Scores in percent, a row for each model: the paper's, then the backbone with its best setting
-    (median over the seeds) and the median of all its trials. The last column is the mean of the
-    tasks shown, for the paper's rows too.
+    """Tabulate scores in percent: the paper's models, then the backbone with its best setting
+    (median over seeds) and the median of all trials. The last column is the mean of the tasks
+    shown, for the paper's rows too.
     """
     tasks = [summary.task.name for summary in summaries]
     rows = [
@@ -73,7 +73,9 @@ def comparison(benchmark: str, summaries: Sequence[Summary], name: str) -> Table
 
 
 def settings_table(summaries: Sequence[Summary]) -> Table:
-    """Best setting by task, with metric, median, mean, standard deviation and number of trials."""
+    """Tabulate each task's best setting, with metric, median, mean, standard deviation and number
+    of trials.
+    """
     header = ["Task", "Metric", "Rate", "Batch", "Median", "Mean", "Deviation", "Trials"]
     rows = []
     for summary in summaries:
@@ -88,7 +90,7 @@ def settings_table(summaries: Sequence[Summary]) -> Table:
 
 
 def markdown(benchmark: str, summaries: Sequence[Summary], name: str) -> str:
-    """Scores and best settings as Markdown, under a title."""
+    """Write scores and best settings as Markdown, under a title."""
     parts = [f"## {_TITLES[benchmark]}\n", show(comparison(benchmark, summaries, name), "markdown")]
     parts += ["Best settings:\n", show(settings_table(summaries), "markdown")]
     diverged = [
@@ -102,8 +104,8 @@ def markdown(benchmark: str, summaries: Sequence[Summary], name: str) -> str:
 
 
 def scores_csv(summaries: Sequence[Summary]) -> str:
-    """A line for each task, subset and metric: results of the best setting's
-    seeds, from -1 to 1.
+    """Write a CSV with a line for each task, subset and metric: scores of the best setting's seeds,
+    from -1 to 1.
     """
     rows = []
     for summary in summaries:

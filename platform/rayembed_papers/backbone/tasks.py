@@ -1,4 +1,6 @@
-"""Description of a finetuning on a public data set: rows, kind, protocol, scored tasks."""
+"""Describe finetunings on public data sets: rows, kind of task, protocol, and the tasks they are
+scored on.
+"""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -27,7 +29,7 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class TaskRows:
-    """Rows of a data set on the hub."""
+    """Location of rows on the hub, and the columns to read."""
 
     repository: str
     """`org/name`."""
@@ -47,7 +49,7 @@ class TaskRows:
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """Rows on which a finetuned model is scored."""
+    """Rows of one task and language on which a finetuned model is scored."""
 
     task: str
     subset: str
@@ -57,7 +59,7 @@ class ScoredRows:
 
 @dataclass(frozen=True)
 class Finetuning:
-    """A model finetuned from a backbone, and the tasks that it is scored on."""
+    """A finetuning of a backbone on training rows, and the tasks on which its model is scored."""
 
     name: str
     kind: Kind
@@ -76,7 +78,7 @@ class Finetuning:
 
     @property
     def num_labels(self) -> int:
-        """Outputs of the head."""
+        """Number of outputs of the task head."""
         match self.kind:
             case "classes" | "tags":
                 return len(self.labels)
@@ -87,24 +89,24 @@ class Finetuning:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Names of the tasks that it is scored on."""
+        """Names of the tasks on which the finetuned model is scored."""
         return tuple(dict.fromkeys(scored.task for scored in self.scored))
 
     @property
     def all_rows(self) -> tuple[TaskRows, ...]:
-        """All rows that it reads, training rows first."""
+        """All rows that the finetuning reads, training rows first."""
         return (self.train, *(scored.rows for scored in self.scored))
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of all that affects scores, except grid, backbone and data."""
+        """Fingerprint of all settings that affect scores, apart from grid, backbone and data."""
         values: dict[str, Any] = asdict(replace(self, protocol=None))  # type: ignore[arg-type]
         grid = {"learning_rates", "batch_sizes", "seeds"}
         return fingerprint([values, self.protocol.model_dump(mode="json", exclude=grid)])
 
     def only(self, tasks: Iterable[str]) -> "Finetuning":
-        """The finetuning scored on these tasks only, or on its first task if it has
-        none of them.
+        """Copy the finetuning with only these tasks to score, or its first task if it has none of
+        them.
         """
         wanted = set(tasks)
         kept = tuple(scored for scored in self.scored if scored.task in wanted)
@@ -114,7 +116,7 @@ class Finetuning:
 
 @dataclass(frozen=True)
 class Task:
-    """A column of Table 3 or 4."""
+    """A column of the paper's Table 3 or 4."""
 
     name: str
     benchmark: str

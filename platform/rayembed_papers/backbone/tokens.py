@@ -1,4 +1,4 @@
-"""Tokens of inputs in compact form, and their padding into batches."""
+"""Tokenise inputs into compact arrays, and pad them to batches."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,18 +65,18 @@ class BackboneTokenizer:
     def texts(
         self, first: Sequence[str], second: Sequence[str] | None = None, length: int | None = None
     ) -> list[Feature]:
-        """Inputs of texts or of pairs of texts; the longer of a pair is cut first."""
+        """Tokenise texts or pairs of texts; the longer text of a pair is cut first."""
         encoded = self.encode(first, second, truncation=True, max_length=length)
         return self.features(encoded)
 
     def encode(self, first: Any, second: Any = None, **options: Any) -> Any:
-        """Encode by transformers, with all the options of its tokenizers."""
+        """Call transformers' tokenizer, with all of its options."""
         length = options.pop("max_length", None) or self.max_length
         types = {"return_token_type_ids": len(self._names) > 1, "return_attention_mask": False}
         return self.pretrained(first, second, max_length=length, **types, **options)
 
     def features(self, encoded: Any) -> list[Feature]:
-        """Inputs from an encoding by `encode`."""
+        """Convert an encoding of `encode` to one input for each row."""
         columns = [encoded[name] for name in self._names]
         return [
             {n: np.asarray(v, dtype=np.int32) for n, v in zip(self._names, values, strict=True)}
@@ -84,7 +84,7 @@ class BackboneTokenizer:
         ]
 
     def padded(self, features: Sequence[Feature]) -> dict[str, Tensor]:
-        """Tensors (B, longest) of the inputs, with their `attention_mask`."""
+        """Pad inputs to tensors (B, longest) with their `attention_mask`."""
         rows = [feature["input_ids"] for feature in features]
         ids, mask = padded(rows, self.pretrained.pad_token_id)
         batch = {"input_ids": ids, "attention_mask": mask}
@@ -93,5 +93,5 @@ class BackboneTokenizer:
         return batch
 
     def padded_values(self, features: Sequence[Feature], name: str, value: int) -> Tensor:
-        """(B, longest) int64 values of tokens, padded with a value."""
+        """Pad one value for each token to an int64 tensor (B, longest)."""
         return padded([feature[name] for feature in features], value)[0]

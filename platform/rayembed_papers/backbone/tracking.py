@@ -1,4 +1,4 @@
-"""Log the evaluation of a backbone to MLflow: scores by task, averages, tables."""
+"""Log a backbone's evaluation to MLflow: scores by task, averages, tables."""
 
 import hashlib
 from statistics import fmean

@@ -1,4 +1,4 @@
-"""A trial: one backbone finetuned with one learning rate, batch size and seed, and scored."""
+"""Run a trial: finetune a backbone with one learning rate, batch size and seed, and score it."""
 
 import json
 import math
@@ -32,7 +32,7 @@ Scores = dict[str, dict[str, Metrics]]
 
 @dataclass(frozen=True)
 class Backbone:
-    """The encoder under evaluation, the same in all trials."""
+    """The encoder under evaluation, with weights and number type; the same in all trials."""
 
     reference: str
     name: str
@@ -43,13 +43,13 @@ class Backbone:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of all that affects scores."""
+        """Fingerprint of everything about the encoder that affects scores."""
         return fingerprint([self.weights, self.precision, self.head_dropout])
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One finetuning with one point of the grid, and the folder of its result; picklable."""
+    """A finetuning with one combination of settings, and the folder of its result; picklable."""
 
     backbone: Backbone
     finetuning: Finetuning
@@ -86,7 +86,7 @@ class Trial:
 
 
 def run_trial(trial: Trial, *, use_gpu: bool, predict_batch: int) -> None:
-    """Finetune, score, keep the model if others start from it, then write the result.
+    """Finetune and score a model, keep it if others start from it, then write the result.
 
     One that diverged, by its loss or by what its model gives, gets neither scores nor a model: its
     result records it, so that it is not repeated.
@@ -138,7 +138,7 @@ def run_trial(trial: Trial, *, use_gpu: bool, predict_batch: int) -> None:
 
 
 def _scores(trial: Trial, work: TaskWork, predict: Predict) -> Scores:
-    """Scores of all tasks; empty if the model's outputs are not finite."""
+    """Score all tasks; empty if the model's outputs are not finite."""
     one, scores = trial.finetuning, {}
     for task in one.tasks:
         rows = {s.subset: load(trial.data[s.rows]) for s in one.scored if s.task == task}
@@ -150,7 +150,7 @@ def _scores(trial: Trial, work: TaskWork, predict: Predict) -> Scores:
 
 
 def _about(trial: Trial) -> dict[str, Any]:
-    """Description of the trial, for its result."""
+    """Describe the trial's settings, data and versions for its result file."""
     one = trial.finetuning
     return {
         "finetuning": one.name,

@@ -94,7 +94,7 @@ def _tydiqa(split: str, language: str) -> TaskRows:
 def _each(
     task: str, languages: Sequence[str], repository: str, path: str, columns: tuple[str, ...]
 ) -> tuple[ScoredRows, ...]:
-    """Rows of each language; the language code replaces the braces in the path."""
+    """Make the rows of each language by putting its code into the braces of the path."""
     return tuple(
         ScoredRows(task, code, TaskRows(repository, f"{path.format(code)}/*.parquet", columns))
         for code in languages

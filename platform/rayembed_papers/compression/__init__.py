@@ -1,1 +1,1 @@
-"""NV-Embed's appendix A at a small size: pruning, recovery and quantisation, measured."""
+"""Measure NV-Embed's appendix A at a small size: pruning, recovery training and quantisation."""

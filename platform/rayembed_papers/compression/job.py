@@ -1,4 +1,4 @@
-"""The job for NV-Embed's Tables 6 to 8 at a small size: seeds, tables, and the remaining time."""
+"""Run the job that measures NV-Embed's Tables 6 to 8 at a small size, seed by seed."""
 
 import argparse
 import logging

@@ -1,4 +1,4 @@
-"""Measure NV-Embed's Tables 6 to 8: each seed separately, each step once."""
+"""Measure NV-Embed's Tables 6 to 8 for one seed, each step only once."""
 
 import statistics
 import time
@@ -16,7 +16,7 @@ STRUCTURES = ("2:4", "4:8", "unstructured")
 
 @dataclass(frozen=True)
 class MeasuredCell:
-    """Model and structure of one measured score."""
+    """Row and column of a measured score: method, recovery training and structure of zeros."""
 
     method: str
     structure: str
@@ -31,7 +31,8 @@ BASE = MeasuredCell("none", "")
 def measure(
     seed: int, *, layers: int, steps: int, storage: str
 ) -> Iterator[tuple[MeasuredCell, float, float]]:
-    """Each cell with its score and the seconds it took; existing results are read.
+    """Yield each cell with its score and the seconds it took; finished results are read, not
+    measured again.
 
     Raises:
         RayembedError: a step cannot be done; the same call goes on there.
@@ -62,7 +63,7 @@ def measure(
 
 
 def _trained(run: Run) -> tuple[str, float]:
-    """Folder of a run's model, and its mean score."""
+    """Train a run; return the folder of its model and the mean score."""
     outcome = train(run)
     assert outcome.trained is not None
     return outcome.model_folder, statistics.mean(outcome.trained.scores.values())
@@ -71,7 +72,7 @@ def _trained(run: Run) -> tuple[str, float]:
 def _compressed(
     base: Run, model: str, ways: list[dict[str, str]], label: str
 ) -> list[tuple[str, float]]:
-    """Reference and mean score of each variant of a model."""
+    """Compress a model; return the reference and the mean score of each variant."""
     result = compress(ready(compression_run(base, model, ways, label)))
     found = ((variant.made.reference, variant.mean) for variant in result.variants[1:])
     return [(reference, mean) for reference, mean in found if mean is not None]

@@ -1,4 +1,4 @@
-"""Tables of the measurement next to the paper's, and verdicts on the paper's directions."""
+"""Tabulate the measured scores next to the paper's, and judge whether the paper's claims hold."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ PRINTED: Mapping[MeasuredCell, float] = {
 
 @dataclass(frozen=True)
 class Ordering:
-    """A claim to check: one model scores at least as high as another."""
+    """A claim of the paper to check: one model scores at least as high as another."""
 
     asked: str
     pairs: Sequence[tuple[Model, Model]]
@@ -77,8 +77,8 @@ and its distilled models are of SparseGPT alone: what is asked beyond that it do
 
 
 def score_table(scores: Scores) -> Table:
-    """Methods and recoveries in rows, structures in columns: mean over seeds, ± their standard
-    deviation, and the paper's figure in brackets.
+    """Tabulate methods by structure of zeros: mean ± standard deviation over seeds, with the
+    paper's figure in brackets.
     """
     rows: list[list[object]] = [["none", _cell(scores, BASE), "", ""]]
     for method in METHODS:
@@ -103,8 +103,8 @@ def _cell(scores: Scores, cell: MeasuredCell) -> str:
 
 
 def ordering_table(scores: Scores) -> Table:
-    """Each claim with the paper's difference in percentage points, and the measured differences by
-    seed with 95 % interval and verdict.
+    """Tabulate each claim: the paper's difference in percentage points, the measured one with its
+    95 % interval, and a verdict.
     """
     rows = []
     for ordering in ORDERINGS:
@@ -119,7 +119,7 @@ def ordering_table(scores: Scores) -> Table:
 
 
 def _apart(ordering: Ordering, scores: Mapping[MeasuredCell, float]) -> list[float]:
-    """Differences between models for structures with both scores."""
+    """Differences between the models of a claim, for each structure for which both were scored."""
     pairs = [
         [MeasuredCell(method, structure, recovery) for method, recovery in pair]
         for pair in ordering.pairs
@@ -129,7 +129,9 @@ def _apart(ordering: Ordering, scores: Mapping[MeasuredCell, float]) -> list[flo
 
 
 def _judged(differences: Sequence[float], loses_nothing: bool) -> tuple[str, str]:
-    """Difference with its interval, number of seeds above 0, and whether the claim holds."""
+    """Return the difference with its interval, the number of seeds above 0, and whether the claim
+    holds.
+    """
     if not differences:
         return "", "not measured"
     found = difference(differences)

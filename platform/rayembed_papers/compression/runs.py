@@ -1,4 +1,4 @@
-"""The runs of the small measurement: a base model, its recoveries, and compressions."""
+"""Settings of the small measurement: a base model, its compression, and recovery training."""
 
 from rayembed.api.calls import assignments_of
 from rayembed.config.evaluation import ModelUnderTest
@@ -24,8 +24,8 @@ WEIGHT = 1.0
 
 
 def base_run(seed: int, *, layers: int, steps: int, storage: str) -> Run:
-    """The run that trains the base model: first layers of all-MiniLM-L6-v2 on
-    pairs of the sample.
+    """Return the run that trains the base model, the first layers of all-MiniLM-L6-v2, on the
+    sample's pairs.
     """
     sizes = sizes_of(Wikipedia().scores(documents=1000, queries=500, max_length=LENGTH))
     assert sizes is not None
@@ -48,7 +48,8 @@ def base_run(seed: int, *, layers: int, steps: int, storage: str) -> Run:
 
 
 def recovery_run(base: Run, pruned: str, label: str, *, steps: int, teacher: str | None) -> Run:
-    """Train a pruned model that keeps its zeros, on other batches of the same rows.
+    """Return the run that trains a pruned model and keeps its zeros, on other batches of the same
+    rows.
 
     Args:
         pruned: the model's folder.
@@ -73,7 +74,8 @@ def recovery_run(base: Run, pruned: str, label: str, *, steps: int, teacher: str
 def compression_run(
     base: Run, model: str, ways: list[dict[str, str]], label: str
 ) -> CompressionRun:
-    """Methods to compress a model, scored like the runs.
+    """Return the settings that compress a model by several methods and score the variants as the
+    runs are scored.
 
     Args:
         model: its folder.

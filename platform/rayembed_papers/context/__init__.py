@@ -1,1 +1,1 @@
-"""Analyses of CDE: the gain from context documents, and the difficulty of its batches."""
+"""Analyse CDE: the gain from context documents, and the difficulty of clustered batches."""

@@ -1,4 +1,5 @@
-"""Batch difficulty under a surrogate model, by cluster and batch size (arXiv 2410.02525, Figure 6).
+"""Measure how hard batches are for a surrogate model, by cluster size and batch size (arXiv
+2410.02525, Figure 6).
 
 "We measure the average difficulty of 1000 batches across a variety of batch and cluster sizes"
 (arXiv 2410.02525, section 7). The paper does not define the measure; here it is the cosine, by the
@@ -46,7 +47,7 @@ _DIGITS = 6
 
 @dataclass(frozen=True)
 class Difficulty:
-    """Difficulty of several batches of one size; one entry for each batch."""
+    """How similar queries are to other pairs' documents, for several batches of one size."""
 
     means: tuple[float, ...]
     """Mean cosine of a query with the other pairs' documents."""
@@ -57,31 +58,31 @@ class Difficulty:
 
     @property
     def mean(self) -> float:
-        """`means` averaged over batches."""
+        """Mean cosine with other pairs' documents, averaged over batches."""
         return float(np.mean(self.means))
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of `means` over batches."""
+        """Standard deviation of the mean cosine over batches."""
         return float(np.std(self.means))
 
     @property
     def mean_left(self) -> float:
-        """`left` averaged over batches."""
+        """Mean cosine with the documents that the filter keeps, averaged over batches."""
         return float(np.mean(self.left))
 
     @property
     def masked_share(self) -> float:
-        """`masked` averaged over batches."""
+        """Share of documents that the filter masks, averaged over batches."""
         return float(np.mean(self.masked))
 
     @classmethod
     def of(cls, values: Mapping[str, Sequence[float]]) -> "Difficulty":
-        """Rebuild from the JSON form of `vars`."""
+        """Restore a difficulty from the JSON form of its fields."""
         return cls(**{name: tuple(values[name]) for name in ("means", "left", "masked")})
 
     def with_more(self, other: "Difficulty") -> "Difficulty":
-        """Concatenation with the batches of another measurement."""
+        """Append the batches of another measurement."""
         return Difficulty(
             self.means + other.means, self.left + other.left, self.masked + other.masked
         )
@@ -106,7 +107,9 @@ def difficulty(
 def _of_batch(
     queries: np.ndarray, documents: np.ndarray, margin: float | None
 ) -> tuple[float, float, float]:
-    """Mean cosine over all others, mean over unmasked negatives, share of masked ones."""
+    """Mean cosine over all other documents, mean over unmasked negatives, and share of
+    masked ones.
+    """
     left, right = np.asarray(queries, np.float32), np.asarray(documents, np.float32)
     total = kept_total = 0.0
     masked = 0
@@ -130,7 +133,7 @@ def _of_batch(
 
 @dataclass(frozen=True)
 class ClusterSize:
-    """Work item: one mean cluster size; None for random order."""
+    """Work item: one mean cluster size; None stands for batches in random order."""
 
     pairs: int | None
 
@@ -142,7 +145,8 @@ class ClusterSize:
 
 @dataclass(frozen=True)
 class MeasureBatches:
-    """Task: cluster a sample of pairs by one size and pack it into batches of each batch size.
+    """Task that clusters a sample of pairs by one size and packs it into batches of each batch
+    size.
 
     Uses the methods of the clustering step. Memory is that of the sample.
     """
@@ -172,7 +176,9 @@ class MeasureBatches:
     def _grouped(
         self, item: ClusterSize, queries: np.ndarray, documents: np.ndarray, device: str
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Cluster of each pair and the order of clusters; None without clusters."""
+        """Cluster the pairs; return the cluster of each and the order of clusters, None without
+        clusters.
+        """
         if item.pairs is None:
             return None
         number = -(-len(queries) // item.pairs)
@@ -222,7 +228,7 @@ def measure_batches(
     max_pairs: int,
     max_batches: int,
 ) -> dict[int | None, dict[int, Difficulty]]:
-    """Mean cluster size (None: random order) → batch size → difficulty.
+    """Measure batches: mean cluster size (None: random order) → batch size → difficulty.
 
     Results are stored and reused.
 

@@ -1,4 +1,4 @@
-"""Analyses of contextual embeddings: from arguments to a table, a plot and a sentence."""
+"""Run the analyses of contextual embeddings, from arguments to a table, a plot and a sentence."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -84,7 +84,7 @@ def analyse_batches(run: Run, job: JobContext) -> None:
 
 
 def clustered_datasets(run: Run, names: str | None) -> list[DatasetConfig]:
-    """The data sets of these names (None: all) that have clusters.
+    """Select the named data sets (None: all) that are divided into clusters.
 
     Raises:
         ConfigError: an unknown name, or none has clusters.
@@ -111,7 +111,8 @@ def requested_sizes(
     pairs: dict[str, int],
     most: int,
 ) -> tuple[list[int], list[int]]:
-    """Ascending sizes of clusters and of batches; default sizes that fit if none are requested.
+    """Return ascending sizes of clusters and of batches; without request, default sizes that fit
+    the data.
 
     Args:
         pairs: of each data set.
@@ -180,7 +181,7 @@ def analyse_sizes(run: Run, job: JobContext) -> None:
 
 
 def default_sizes(most: int) -> list[int]:
-    """0, powers of two, and the maximum number of documents."""
+    """Return 0, powers of two, and the maximum number of context documents."""
     return [0, *(2**power for power in range(most.bit_length()) if 2**power < most), most]
 
 
@@ -211,12 +212,12 @@ def analyse_topics(run: Run, job: JobContext) -> None:
 
 
 def trained_model(run: Run) -> str:
-    """Folder of the run's trained model."""
+    """Return the folder of the run's trained model."""
     return join(run.placement.storage_path, "runs", run.name, "models", run.stages[-1].name)
 
 
 def _output(run: Run, job: JobContext, analysis: str) -> str:
-    """Folder for the table and the plot."""
+    """Return the folder in which to write the table and the plot."""
     return job.args.output or join(run.placement.storage_path, FOLDER, analysis)
 
 
@@ -317,7 +318,7 @@ documents; scores of each topic's texts in each topic's context."""
 def run_context_job(
     argv: Sequence[str], *, about: str | None = None, prog: str | None = None
 ) -> int:
-    """Exit code of the job that measures the effects of CDE's batches and context."""
+    """Run an analysis of CDE's batches or context; return the exit code."""
     if refused := exit_code(partial(check_no_credentials, argv)):
         return refused
     epilog = "ANALYSIS --help: its options"

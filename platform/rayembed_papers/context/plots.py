@@ -1,6 +1,4 @@
-"""Plots of the effects of context and its batches: the counterparts of CDE's
-Figures 6, 7 and 16.
-"""
+"""Plot the effects of context and of clustered batches, as CDE's Figures 6, 7 and 16 do."""
 
 from collections.abc import Mapping
 from statistics import fmean, stdev
@@ -24,7 +22,8 @@ _SMALL_TICKS = 8
 
 
 def difficulty_lines(found: Difficulties) -> bytes:
-    """A PNG: difficulty over the size of clusters, a line for each size of batches (Figure 6).
+    """Draw a PNG of difficulty over cluster size, with a line for each batch size (Figure
+    6).
 
     Dashed are random batches. The lower plot shows the share of documents that the filter masks.
     """
@@ -55,7 +54,8 @@ def difficulty_lines(found: Difficulties) -> bytes:
 
 
 def size_lines(table: SpreadTable) -> bytes:
-    """A PNG: scores over the number of context documents, with their spread (Figure 16).
+    """Draw a PNG of scores over the number of context documents, with their spread (Figure
+    16).
 
     Args:
         table: its labels are the numbers.
@@ -88,7 +88,7 @@ def size_lines(table: SpreadTable) -> bytes:
 
 
 def topic_squares(found: TopicScores) -> bytes:
-    """A PNG: each topic's score × 100 in each context (Figure 7).
+    """Draw a PNG of each topic's score × 100 in each context (Figure 7).
 
     The darker, the nearer to the best of the row; bold and framed within one point of it.
     """

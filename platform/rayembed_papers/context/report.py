@@ -1,4 +1,4 @@
-"""The report of an analysis of context: a table, a plot, and a sentence that sums them up."""
+"""Report an analysis of context by a table, a plot and a sentence with the main result."""
 
 from dataclasses import dataclass
 from statistics import fmean
@@ -31,7 +31,7 @@ _TOPIC = "texts of"
 
 @dataclass(frozen=True)
 class Report:
-    """Table, plot and sentence of an analysis."""
+    """Result of an analysis: a table, a plot and a sentence."""
 
     table: Table
     markdown: str
@@ -67,7 +67,7 @@ def deliver(report: Report, folder: str, out: TextIO) -> None:
 
 
 def difficulty_report(found: Difficulties) -> Report:
-    """Report of the difficulty of batches over sizes of clusters and of batches."""
+    """Report how batch difficulty depends on the sizes of clusters and of batches."""
     heads = [
         "pairs of a cluster",
         "pairs of a batch",
@@ -113,7 +113,7 @@ def _of_difficulty(found: Difficulties) -> str:
 
 
 def size_report(found: SizeScores) -> Report:
-    """Report of scores over the number of context documents."""
+    """Report how scores depend on the number of context documents."""
     table = SpreadTable({str(size): scores for size, scores in sorted(found.items())})
     title = "Scores by the number of context documents, mean ± deviation over draws"
     return Report(
@@ -142,7 +142,7 @@ def _of_sizes(table: SpreadTable) -> str:
 
 
 def topic_report(found: TopicScores) -> Report:
-    """Report of the scores of each topic's texts in the context of each topic."""
+    """Report the scores of each topic's texts with context documents of each topic."""
     name, metric = heading(found.task)
     numbers = [str(number) for number, _ in enumerate(found.topics, start=1)]
     marked, shown_means, rows = [], [], []

@@ -1,4 +1,4 @@
-"""Scores of a contextual model with fewer context documents than its maximum (Figure 16).
+"""Score a contextual model with fewer context documents than its maximum (CDE, Figure 16).
 
 "Because the model includes an optional null token, we can supply any number of contextual inputs"
 (arXiv 2410.02525, section 10.5): the null token replaces missing documents.
@@ -42,7 +42,7 @@ def scores_by_size(
     tasks: Sequence[str] = RETRIEVAL_TASKS,
     device: str = "cpu",
 ) -> SizeScores:
-    """Scores of a saved model with given numbers of each task's documents as context.
+    """Score a saved model with given numbers of each task's documents as context.
 
     The documents of a draw are the first ones of a larger size's draw by the same seed; the first
     draw is that of every evaluation. Without documents there is one draw. Results are kept
@@ -85,7 +85,7 @@ def scores_by_size(
 
 
 def contextual_folder(reference: str) -> tuple[Path, int]:
-    """The folder of a saved contextual model and its number of context documents, without reading
+    """Return a contextual model's folder and its number of context documents, without reading
     weights.
 
     Raises:
@@ -102,14 +102,14 @@ def contextual_folder(reference: str) -> tuple[Path, int]:
 
 
 def load_contextual(folder: Path, device: str) -> CDE:
-    """The model of `contextual_folder`, on the device."""
+    """Load the model in `contextual_folder`, on the device."""
     model = load_model(folder, device=device)
     assert isinstance(model, CDE)
     return model
 
 
 def tasks_of(run: Run, names: Sequence[str]) -> list[OwnTask]:
-    """The run's own retrieval sets of these names, in order.
+    """Select the run's own retrieval tasks with these names, in order.
 
     Raises:
         ConfigError: the run has no such set.
@@ -132,7 +132,7 @@ def tasks_of(run: Run, names: Sequence[str]) -> list[OwnTask]:
 
 
 def documents_of(task: OwnTask) -> list[str]:
-    """The documents of a retrieval set, as a model reads them.
+    """Return the documents of a retrieval task, as a model reads them.
 
     Raises:
         DataError: there is no such set.

@@ -1,4 +1,5 @@
-"""The effect of each topic's documents as context on each topic's texts (CDE, Figure 7).
+"""Measure how context documents of one topic affect the scores on texts of another (CDE,
+Figure 7).
 
 "We randomly sample inputs from D from a domain and use them as input to the downstream task d"
 (arXiv 2410.02525, section 7). The paper's domains are forums of CQADupstack; here they are the
@@ -53,38 +54,40 @@ class TopicScores:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Scored topics; each is also a context."""
+        """Topics whose texts are scored; each also serves as a context."""
         return tuple(self.scores)
 
     @property
     def contexts(self) -> tuple[str, ...]:
-        """The topics, documents of all topics, and no context."""
+        """Labels of all contexts: each topic, documents of all topics, and no context."""
         return (*self.topics, EVERY_TOPIC, NO_CONTEXT)
 
     def mean(self, topic: str, context: str) -> float:
-        """Mean score over draws of a topic's texts in a context."""
+        """Mean score of a topic's texts in a context, over draws of its documents."""
         return fmean(self.scores[topic][context])
 
     def best(self, topic: str) -> float:
-        """The highest mean of a topic's texts in any context."""
+        """Highest mean score of a topic's texts in any context."""
         return max(self.mean(topic, context) for context in self.contexts)
 
     def near_best(self, topic: str, context: str) -> bool:
-        """Whether the mean is within one percentage point of the topic's best."""
+        """Whether the mean score in a context is within one percentage point of the topic's
+        best.
+        """
         return self.mean(topic, context) >= self.best(topic) - NEAR
 
     def mean_of(self, context: str) -> float:
-        """Mean over all topics in a context of `EVERY_TOPIC` or `NO_CONTEXT`."""
+        """Mean score over all topics in the context `EVERY_TOPIC` or `NO_CONTEXT`."""
         return fmean(self.mean(topic, context) for topic in self.topics)
 
     @property
     def mean_of_own(self) -> float:
-        """Mean over all topics, each in the context of its own documents."""
+        """Mean score over all topics, each with its own documents as context."""
         return fmean(self.mean(topic, topic) for topic in self.topics)
 
     @property
     def mean_of_others(self) -> float:
-        """Mean over all topics, each in the context of each other topic."""
+        """Mean score over all topics, each with the documents of every other topic as context."""
         return fmean(self.mean(t, c) for t in self.topics for c in self.topics if t != c)
 
 
@@ -98,7 +101,7 @@ def topic_scores(
     draws: int,
     device: str = "cpu",
 ) -> TopicScores:
-    """Scores of a saved model on each topic's task with documents of each topic as context.
+    """Score a saved model on each topic's task, with documents of each topic as context.
 
     Results are kept in the folder and not taken again.
 
@@ -151,7 +154,7 @@ def topic_scores(
 
 
 def topic_tasks(run: Run, task: str) -> dict[str, OwnTask]:
-    """Topic → a retrieval task with only its held-out articles.
+    """Make a retrieval task for each topic, with only its held-out articles.
 
     Raises:
         ConfigError: no such retrieval task, or no source.
@@ -185,7 +188,9 @@ def topic_tasks(run: Run, task: str) -> dict[str, OwnTask]:
 def _contexts(
     tasks: Mapping[str, OwnTask], places: int, seed: int, draws: int
 ) -> Iterator[tuple[str, DrawnContext]]:
-    """Label and documents of each context for every draw; the empty context has one draw."""
+    """Yield label and drawn documents of each context for every draw; the empty context is drawn
+    once.
+    """
     documents: dict[str, Sequence[str]] = {
         topic: documents_of(factory) for topic, factory in tasks.items()
     }

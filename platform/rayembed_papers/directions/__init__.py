@@ -1,1 +1,1 @@
-"""Measure the papers' claims about better methods again at a small size."""
+"""Check at a small size whether the papers' claims about better methods hold."""

@@ -1,4 +1,4 @@
-"""The claims: a run that a paper finds better than another, with its table and scores."""
+"""List the papers' claims that one run scores higher than another, with table and scores."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -90,7 +90,7 @@ _EXAMPLES = {
 
 
 def directions() -> tuple[Direction, ...]:
-    """All claims of `claims.csv`, paper by paper."""
+    """Read all claims of `claims.csv`, paper by paper."""
     return tuple(map(_direction, rows_of(__package__, "claims")))
 
 
@@ -109,13 +109,13 @@ def _direction(row: dict[str, str]) -> Direction:
 
 
 def _run(text: str) -> Run:
-    """A run of `_RUNS` by its name, changed by the assignments that follow the name."""
+    """Build a run of `_RUNS` by its name, changed by the assignments that follow the name."""
     name, *assignments = text.split("; ")
     return override(_RUNS[name](), assignments)
 
 
 def get_directions(keys: Sequence[str]) -> tuple[Direction, ...]:
-    """The claims with these keys; all if no key is given.
+    """Return the claims with these keys, or all claims without keys.
 
     Raises:
         ConfigError: no such key; the message names the nearest one.
@@ -128,7 +128,7 @@ def get_directions(keys: Sequence[str]) -> tuple[Direction, ...]:
 
 
 def followed_up(direction: Direction, cause: Cause) -> Direction:
-    """The same claim with runs that exclude a likely cause of its reversal."""
+    """Copy a claim with both runs changed to exclude one likely cause of its reversal."""
     return replace(
         direction,
         key=f"{direction.key}, {cause.name}",
@@ -140,8 +140,8 @@ def followed_up(direction: Direction, cause: Cause) -> Direction:
 
 
 def on_a_gpu(direction: Direction) -> Direction:
-    """The same claim at a larger size: all layers of the backbones, all pairs of the sample, five
-    times the steps, on a GPU.
+    """Copy a claim at a larger size for a GPU: all layers of the backbones, all pairs, five times
+    the steps.
     """
 
     def larger(make: MakeRun) -> MakeRun:
@@ -180,13 +180,13 @@ def _random(run: Run) -> Run:
 
 
 def _mined(number: int) -> Run:
-    """The bi-encoder with the same number of mined negatives."""
+    """The small bi-encoder's run with `number` mined negatives for each query."""
     batch = f"stages.finetune.batch.num_negatives={number}"
     return override(encoder_small(), [batch, *of_pairs(f"mining.num_negatives={number}")])
 
 
 def _unmined(*more: str) -> Run:
-    """The bi-encoder with only in-batch negatives."""
+    """The small bi-encoder's run with only in-batch negatives."""
     batch = "stages.finetune.batch.num_negatives=0"
     return override(encoder_small(), [batch, *of_pairs("mining=null"), *more])
 

@@ -1,4 +1,4 @@
-"""Likely causes of the reversal of a paper's claim at a small size."""
+"""List likely causes why a paper's claim is reversed at a small size."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,9 @@ from rayembed.config.run import Run
 
 @dataclass(frozen=True)
 class Cause:
-    """A likely cause of a claim's reversal at a small size, and the change that would show it."""
+    """A likely cause of a claim's reversal at a small size, and the change of settings that would
+    show it.
+    """
 
     name: str
     change: Callable[[Run], Run]
@@ -18,9 +20,7 @@ class Cause:
 
 
 def with_steps(factor: int, run: Run) -> Run:
-    """The run with its steps, and the steps in which its learning rate falls, multiplied by a
-    factor.
-    """
+    """Copy a run with a multiple of its training steps and of its learning-rate decay steps."""
     changes = [f"stages.{s.name}.steps={factor * s.steps}" for s in run.stages]
     for stage in run.stages:
         decay_steps = getattr(stage.optimizer, "decay_steps", None)

@@ -1,4 +1,4 @@
-"""Generate answers of a small chat model in this process, on its CPU cores.
+"""Generate answers with a small chat model in this process, on its CPU cores.
 
 Prompts that begin alike, with the same instructions and examples, share the states of that
 beginning.
@@ -32,7 +32,7 @@ def answers_of(
     batch_size: int,
     stop: str,
 ) -> Iterator[tuple[int, str]]:
-    """Index of each conversation with its most likely answer, decoded greedily in float32.
+    """Yield the index of each conversation with its greedily decoded answer, in float32.
 
     Those with prompts of like length are answered together, so that the order is not theirs. The
     same batches give the same answers on the same kind of CPU.
@@ -76,7 +76,8 @@ def _continued(
     ends: list[int],
     new_tokens: int,
 ) -> Tensor:
-    """Greedy continuations of each row, (B, at most `new_tokens`), padded with an end token.
+    """Decode greedy continuations of each row, (B, at most `new_tokens`), padded with an
+    end token.
 
     Args:
         beginning: states of the `shared` first tokens of every row.
@@ -99,7 +100,7 @@ def _continued(
 
 
 def _shared(rows: Sequence[list[int]]) -> int:
-    """Number of leading tokens that all rows share; each row keeps its last token."""
+    """Count the leading tokens that all rows share, at most all but the last token of a row."""
     pairs = zip(min(rows), max(rows), strict=False)
     alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     return min(alike, min(map(len, rows)) - 1)
@@ -122,7 +123,7 @@ def _load(folder: Path) -> Any:
 
 @torch.inference_mode()
 def _states(model: Any, beginning: Sequence[int]) -> transformers.DynamicCache:
-    """Keys and values of the tokens that all prompts share, computed for one row."""
+    """Compute the keys and values of the tokens that all prompts share, once for a single row."""
     states = transformers.DynamicCache(config=model.config)
     if beginning:
         model.base_model(input_ids=torch.tensor([beginning]), past_key_values=states)

@@ -1,4 +1,6 @@
-"""The job that measures the papers' claims, as many as fit the time; the next call continues."""
+"""Run the job that measures as many of the papers' claims as fit the time; the next call
+continues.
+"""
 
 import argparse
 import logging
@@ -49,7 +51,7 @@ def _measure(args: argparse.Namespace, context: JobContext) -> None:
 
 
 def _selected(args: argparse.Namespace) -> "Sequence[Direction]":
-    """The selected claims, at the selected size."""
+    """Return the selected claims, at the selected size."""
     return [one for one in _all(args) if _is_asked(args, one)]
 
 
@@ -70,7 +72,7 @@ def _measured(
     until: float | None,
     failed: "dict[str, RayembedError]",
 ) -> int:
-    """Measure runs; return the number of runs that do not fit the time.
+    """Measure runs while time is left; return the number of runs that do not fit.
 
     Args:
         failed: takes the errors of those that cannot be measured, by their names.
@@ -107,7 +109,7 @@ def _findings(
 
 
 def _followed_up(found: "Sequence[Finding]") -> "list[Direction]":
-    """The reversed claims, each with runs that exclude one of its likely causes."""
+    """Return each reversed claim once for each likely cause, with runs that exclude the cause."""
     from rayembed_papers.directions.catalogue import followed_up
 
     turned = [one.direction for one in found if one.verdict == "reversed"]
@@ -115,8 +117,8 @@ def _followed_up(found: "Sequence[Finding]") -> "list[Direction]":
 
 
 def _report(args: argparse.Namespace, results: "Results", context: JobContext) -> str:
-    """Print the tables of the selected claims; write those of all claims, and the plot, to storage
-    and MLflow. The path of the tables.
+    """Print the tables of the selected claims; store the tables of all claims and the plot, also in
+    MLflow. The path of the tables.
     """
     from rayembed_papers.directions.report import findings_plot, findings_table, notes_of
 

@@ -1,4 +1,4 @@
-"""Runs of the claims: each is measured once for a seed, and its scores are kept in a file."""
+"""Measure the runs of the claims, each once for a seed, and keep their scores in files."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ _UNKNOWN_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class ClaimTask:
-    """A run that a claim needs, with a seed."""
+    """A run with one seed that must be measured for a claim."""
 
     claim: str
     """Key of the claim, without what a follow-up changes."""
@@ -49,20 +49,20 @@ class ClaimTask:
 
     @property
     def command(self) -> str:
-        """Command that measures the run in an empty storage, with others of its claim."""
+        """Shell command that measures the run in an empty storage, with all others of its claim."""
         asked = f"--only {self.claim} --seeds {self.seeds}"
         asked += " --on-a-gpu" if self.run.placement.use_gpu is True else ""
         return f"rayembed papers-directions {asked}"
 
     def seconds_in(self, storage: str) -> float:
-        """Expected seconds, including the preparation if the storage of this path lacks it."""
+        """Expected seconds, including the preparation if the given storage lacks it."""
         made = self.preparation
         return self.seconds + (0.0 if made is None else made.seconds_left(storage))
 
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """Scores of a run, and the machine that measured them."""
+    """Scores of a run, and the kind of machine on which they were measured."""
 
     scores: Mapping[str, float]
     """Main score by task."""
@@ -75,28 +75,28 @@ class MeasuredRun:
 
     @classmethod
     def parse(cls, kept: Mapping[str, Any]) -> "MeasuredRun":
-        """Parse the content of a result file."""
+        """Create a result from the content of its file."""
         scores = {name: float(score) for name, score in kept["scores"].items()}
         torch_version = str(kept["provenance"]["packages"]["torch"])
         return cls(scores, str(kept["machine"]), bool(kept["bfloat16"]), torch_version)
 
     def like(self, other: "MeasuredRun") -> bool:
-        """Whether both come from the same kind of machine and version of torch: rounding alone
-        changes a score by as much as a seed. Threads are those of the run's settings, and the
-        machine's cores.
+        """Whether both were measured on the same kind of machine and torch version, as rounding
+        alone can change a score as much as a seed does. Threads are those of the run's settings,
+        and the machine's cores.
         """
         return replace(self, scores={}) == replace(other, scores={})
 
 
 @dataclass
 class Results:
-    """Results in storage by the runs' names."""
+    """Measured runs in storage, by name."""
 
     storage: str
     kept: dict[str, "MeasuredRun"] = field(default_factory=dict)
 
     def of(self, run: Run) -> "MeasuredRun | None":
-        """Result of a run; None if it is not measured yet.
+        """Return the result of a run; None if it is not measured yet.
 
         Raises:
             ArtifactError: its file is damaged.
@@ -115,11 +115,11 @@ class Results:
         return self.kept[run.name]
 
     def path(self, run: Run) -> str:
-        """File of a run's result."""
+        """Path of a run's result file."""
         return join(self.storage, *FOLDER.split("/"), f"{run.name}.json")
 
     def measure(self, task: ClaimTask) -> None:
-        """Train and score a run, and keep the scores.
+        """Train and score a run, and store the scores.
 
         Raises:
             RayembedError: as `train` and the task's preparation; the same call goes on there.
@@ -161,18 +161,18 @@ def _machine(run: Run) -> str:
 
 
 def _here(run: Run) -> MeasuredRun:
-    """Machine, number type and torch version of results measured by this process."""
+    """Machine, number type and torch version that results of this process record."""
     return MeasuredRun({}, _machine(run), settled("auto") == "bfloat16", version("torch"))
 
 
 def short_name(run: Run) -> str:
-    """Name of a run without its seed, decided by all its other settings."""
+    """Name of a run without its seed, derived from all other settings."""
     values = run.model_copy(update={"name": "", "seed": 0})
     return fingerprint(values.model_dump(mode="json", exclude={"placement"}))[:10]
 
 
 def seeded(run: Run, seed: int, storage: str) -> Run:
-    """The run with a seed, under a name decided by all its other settings.
+    """Copy a run with a seed, under a name derived from all other settings.
 
     Relative paths of its data lie below the storage, which decides nothing of the name.
     """
@@ -187,7 +187,7 @@ def seeded(run: Run, seed: int, storage: str) -> Run:
 
 
 def pairs_of(direction: Direction, seeds: Iterable[int], storage: str) -> list[tuple[Run, Run]]:
-    """For each seed, the two measured runs that a paper's claim compares."""
+    """Return, for each seed, the two measured runs that a claim compares."""
     better, worse = direction.better(), direction.worse()
     return [(seeded(better, s, storage), seeded(worse, s, storage)) for s in seeds]
 
@@ -195,7 +195,7 @@ def pairs_of(direction: Direction, seeds: Iterable[int], storage: str) -> list[t
 def tasks_left(
     directions: Sequence[Direction], seeds: Sequence[int], results: Results
 ) -> list[ClaimTask]:
-    """Runs not measured yet; claims that need the least time come first.
+    """List the runs to measure; claims that need the least time come first.
 
     Each run is listed once. Seeds of a claim stay together because one seed decides nothing. If one
     of two runs is missing, or they come from different machines, runs measured on another machine
@@ -236,7 +236,7 @@ def tasks_left(
 
 
 def expected_seconds(tasks: Iterable[ClaimTask], storage: str) -> float:
-    """Expected seconds of all tasks, including preparations in the storage of this path."""
+    """Sum the expected seconds of all tasks, including preparations that the storage lacks."""
     some = list(tasks)
     made = {task.preparation.file: task.preparation for task in some if task.preparation}
     first = sum(preparation.seconds_left(storage) for preparation in made.values())
@@ -244,14 +244,14 @@ def expected_seconds(tasks: Iterable[ClaimTask], storage: str) -> float:
 
 
 def are_alike(one: MeasuredRun | None, other: MeasuredRun | None) -> bool:
-    """Whether both results exist and come from the same kind of machine."""
+    """Whether both results exist and were measured on the same kind of machine."""
     return one is not None and other is not None and one.like(other)
 
 
 def differences(
     direction: Direction, seeds: Iterable[int], results: Results
 ) -> dict[int, tuple[float, float]]:
-    """Mean scores of both runs by seed, for seeds with both runs measured on the same kind of
+    """Return both runs' mean scores by seed, where both were measured on the same kind of
     machine.
     """
     found = {}

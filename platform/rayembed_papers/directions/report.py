@@ -1,4 +1,4 @@
-"""Verdicts on the claims: a table with intervals, and a plot."""
+"""Report which claims hold: a table with intervals, and a plot."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from rayembed_papers.directions.measure import short_name
 
 @dataclass(frozen=True)
 class Finding:
-    """Measured differences of a claim."""
+    """Measured result of a claim: both runs' scores and their difference."""
 
     direction: Direction
     better: float | None
@@ -27,8 +27,8 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """`holds` or `reversed` where the whole interval of all seeds lies on one side of the
-        claim's limit.
+        """Return `holds` or `reversed` if all seeds are measured and the interval is on one side of
+        the claim's limit; otherwise why not.
         """
         if self.apart is None:
             return "not measured"
@@ -38,7 +38,7 @@ class Finding:
 
 
 def finding(direction: Direction, scores: Mapping[int, tuple[float, float]], seeds: int) -> Finding:
-    """Result of comparing both runs' scores by seed, out of `seeds` requested ones."""
+    """Compare both runs' scores by seed; `seeds` is the number of requested ones."""
     if not scores:
         return Finding(direction, None, None, None, seeds)
     better, worse = zip(*scores.values(), strict=True)
@@ -47,7 +47,7 @@ def finding(direction: Direction, scores: Mapping[int, tuple[float, float]], see
 
 
 def findings_table(findings: Sequence[Finding], title: str) -> Table:
-    """Row for each claim; scores and differences in percent, runs named without their seeds."""
+    """Tabulate each claim; scores and differences in percent, runs named without their seeds."""
     rows = [
         [
             one.direction.key,
@@ -77,7 +77,7 @@ _SCORED: Mapping[tuple[str, ...], str] = {
 
 
 def notes_of(findings: Sequence[Finding]) -> str:
-    """Notes to print with the table, one line for each claim with a note."""
+    """Collect the notes to print with the table, one line for each claim with a note."""
     directions = [one.direction for one in findings if one.direction.note]
     return "".join(f"- {one.claim}: {one.note}\n" for one in directions)
 

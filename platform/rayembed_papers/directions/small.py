@@ -31,7 +31,9 @@ _PAIRS = ("wiki-description", "wiki-sentence")
 
 
 def nvembed_small() -> Run:
-    """NV-Embed: two layers of SmolLM2; mined negatives and classes in the second of its stages."""
+    """Small NV-Embed run: two layers of SmolLM2; mined negatives and classes in its second
+    stage.
+    """
     run = _scored(nvembed.quickstart(), TASK_NAMES, instructed=True)
     return override(
         run,
@@ -54,7 +56,7 @@ def nvembed_small() -> Run:
 
 
 def causal2vec_small() -> Run:
-    """Causal2Vec: two layers of SmolLM2, and all-MiniLM beside them."""
+    """Small Causal2Vec run: two layers of SmolLM2, with all-MiniLM as encoder."""
     run = _scored(causal2vec.quickstart(), TASK_NAMES, instructed=True)
     return override(
         run,
@@ -70,7 +72,8 @@ def causal2vec_small() -> Run:
 
 
 def nomic_small() -> Run:
-    """Nomic: the six layers of all-MiniLM, three of them with experts, in both stages.
+    """Small Nomic run: the six layers of all-MiniLM, three of them with experts, in both
+    stages.
 
     An encoder that gets rotary positions and experts keeps all layers of its start.
     """
@@ -89,7 +92,7 @@ def nomic_small() -> Run:
 
 
 def cde_small() -> Run:
-    """CDE: two layers of all-MiniLM in its second stage, all layers in the first.
+    """Small CDE run: all layers of all-MiniLM in the first stage, two layers in the second.
 
     Without the output MLP of the released models, which the paper does not describe: what it is
     compared with has none.
@@ -112,7 +115,9 @@ def cde_small() -> Run:
 
 
 def encoder_small() -> Run:
-    """A bi-encoder: two layers of all-MiniLM, with four negatives mined by the whole all-MiniLM."""
+    """Small bi-encoder run: two layers of all-MiniLM, with four negatives mined by the whole
+    all-MiniLM.
+    """
     run = _scored(biencoder.quickstart(), RETRIEVAL_TASKS)
     return override(
         run,
@@ -134,12 +139,14 @@ def _lengths(of_query: int) -> tuple[str, ...]:
 
 
 def of_pairs(assignment: str) -> list[str]:
-    """A setting for both data sets of English pairs."""
+    """Repeat an assignment for both data sets of English pairs."""
     return [f"data.datasets.{name}.{assignment}" for name in _PAIRS]
 
 
 def _scored(run: Run, tasks: Sequence[str], *, instructed: bool = False) -> Run:
-    """The run in float32, scored once after training on tasks of the sample, without baselines."""
+    """Copy a run in float32, scored once after training on tasks of the sample, without
+    baselines.
+    """
     languages = ("es", "fr") if CROSS_LINGUAL in tasks else ()
     sets = Wikipedia().scores(documents=500, queries=500, max_length=LENGTH, languages=languages)
     instructions = EVALUATION_INSTRUCTIONS.items() if instructed else ()

@@ -1,4 +1,5 @@
-"""Synthetic pairs: a small language model writes a question about each of some articles.
+"""Make synthetic pairs: a small language model writes a question about each of some
+articles.
 
 SmolLM2-135M-Instruct, whose first layers NV-Embed's small run trains, reads the beginning of
 English articles that the sample trains on. It is too small for the two steps of
@@ -110,7 +111,7 @@ of texts, prompt. Machines whose float32 differs in the last bits may word some 
 
 
 def with_questions(run: Run, name: str) -> Run:
-    """The run with the synthetic pairs as a further data set of its first stage.
+    """Copy a run with the synthetic pairs as a further data set of its first stage.
 
     NV-Embed's Table 4 compares synthetic data in stage one. The stage takes as many steps as
     without them, and negatives are mined for them as for its other pairs.
@@ -133,7 +134,7 @@ def with_questions(run: Run, name: str) -> Run:
 
 
 def seconds_left(storage: str) -> float:
-    """Expected seconds of `write_pairs` on this machine's cores; 0: the pairs exist."""
+    """Estimate the seconds of `write_pairs` on this machine's cores; 0 if the pairs exist."""
     from rayembed.machine.hardware import product_speed  # which imports torch
 
     if exists(join(storage, PAIRS_FILE)):
@@ -143,7 +144,7 @@ def seconds_left(storage: str) -> float:
 
 
 def write_pairs(storage: str) -> None:
-    """Write the pairs to their file in a storage atomically, unless it exists.
+    """Write the pairs to their file in a storage, atomically, unless it exists.
 
     Raises:
         AssetError: the model or the sample cannot be had.
@@ -177,7 +178,7 @@ def write_pairs(storage: str) -> None:
 
 
 def _articles() -> list[tuple[Article, str]]:
-    """Training articles of the sample to ask about, each with its title-masked text.
+    """Select training articles to ask about, each with its title-masked text.
 
     Evaluation touches none of them: they are those of the rows of descriptions.
     """
@@ -192,7 +193,7 @@ def _articles() -> list[tuple[Article, str]]:
 def _pairs(
     articles: Sequence[tuple[Article, str]], answers: Sequence[str]
 ) -> tuple[list[dict[str, str]], Counter[str]]:
-    """Rows of usable answers, and reason → number of unusable ones.
+    """Turn usable answers into rows; also return reason → number of unusable answers.
 
     A question may name its article, as people do; the text has no title, as all of the sample's.
     """
@@ -211,7 +212,7 @@ def _pairs(
 
 
 def _answers(texts: Sequence[str]) -> list[str]:
-    """The model's answer about each of the texts."""
+    """Ask the model for a question about each text."""
     from rayembed_papers.directions.chat_model import answers_of  # which imports torch
 
     began, found = time.monotonic(), dict[int, str]()
@@ -238,7 +239,7 @@ def _answers(texts: Sequence[str]) -> list[str]:
 
 
 def _conversation(text: str) -> list[dict[str, str]]:
-    """The prompt, with the examples as earlier messages and answers."""
+    """Build the prompt, with the examples as earlier messages and answers."""
     messages = [{"role": "system", "content": "You write questions."}]
     for known, question in _EXAMPLES:
         messages += [_request(known), {"role": "assistant", "content": question}]
@@ -250,7 +251,8 @@ def _request(text: str) -> dict[str, str]:
 
 
 def question_in(answer: str, text: str) -> str | Rejected:
-    """The question in a model's answer about a text, or the reason why there is none.
+    """Extract the question from a model's answer about a text, or return why the answer is
+    unusable.
 
     It is the first line up to its first question mark.
     """
@@ -273,6 +275,8 @@ def question_in(answer: str, text: str) -> str | Rejected:
 
 
 def _subjects(words: Sequence[str]) -> set[str]:
-    """Beginnings of words that may be a subject, the same in singular and plural."""
+    """Beginnings of words that may be a text's subject, cut so that singular and plural are
+    equal.
+    """
     excluded = _NO_SUBJECTS.split()
     return {word[:5] for word in words if len(word) >= 3 and word not in excluded}

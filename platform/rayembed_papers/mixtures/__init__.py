@@ -1,1 +1,1 @@
-"""The papers' mixtures of training data, and the runs of published size on them."""
+"""Define the papers' mixtures of training data, and the runs of published size on them."""

@@ -1,4 +1,4 @@
-"""Published runs of Causal2Vec (arXiv 2507.23386)."""
+"""Runs of Causal2Vec at published size (arXiv 2507.23386)."""
 
 from rayembed.config.backbone import BackboneConfig, LoraConfig
 from rayembed.config.data import DataConfig
@@ -21,7 +21,7 @@ _INSTRUCT = ("[INST]", "[/INST]")
 
 
 def mistral_7b() -> Run:
-    """Causal2Vec-Mistral-7B (Tables 1 and 7): the encoder frozen."""
+    """Causal2Vec-Mistral-7B (Tables 1 and 7), trained with a frozen encoder."""
     return published(
         "causal2vec-mistral-7b",
         "hf://mistralai/Mistral-7B-Instruct-v0.2@main",
@@ -44,7 +44,7 @@ def mistral_7b_icl() -> Run:
 
 
 def llama2_7b() -> Run:
-    """Causal2Vec-LLaMA-2-7B (Tables 1 and 7): the encoder frozen."""
+    """Causal2Vec-LLaMA-2-7B (Tables 1 and 7), trained with a frozen encoder."""
     return published(
         "causal2vec-llama2-7b",
         "hf://meta-llama/Llama-2-7b-chat-hf@main",
@@ -54,7 +54,7 @@ def llama2_7b() -> Run:
 
 
 def qwen2_5_1_5b() -> Run:
-    """Causal2Vec-Qwen2.5-1.5B (Tables 1 and 7): adapters on the encoder too.
+    """Causal2Vec-Qwen2.5-1.5B (Tables 1 and 7), with adapters on the encoder too.
 
     The template's `<|im_end|>` is the tokenizer's own EOS, which is at the end anyway.
     """
@@ -67,7 +67,9 @@ def qwen2_5_1_5b() -> Run:
 
 
 def sheared_llama_1_3b() -> Run:
-    """Causal2Vec-S-LLaMA-1.3B (Tables 1 and 7); no template, as it is not instruction-tuned."""
+    """Causal2Vec-S-LLaMA-1.3B (Tables 1 and 7), without a chat template because it is not
+    instruction-tuned.
+    """
     return published(
         "causal2vec-sllama-1.3b",
         "hf://princeton-nlp/Sheared-LLaMA-1.3B@main",
@@ -77,7 +79,7 @@ def sheared_llama_1_3b() -> Run:
 
 
 def published(name: str, backbone: str, *, large: bool, prompt: tuple[str, str]) -> Run:
-    """Published-size run (Appendix A) with its data.
+    """Build a run of published size (Appendix A) with its data.
 
     Steps, batches, optimiser, LoRA's rank and alpha are the paper's. It does not state LoRA's
     dropout and layers, weight decay and clipping, nor how many hard negatives a query has: they are

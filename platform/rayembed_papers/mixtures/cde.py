@@ -1,4 +1,4 @@
-"""Published runs of CDE (arXiv 2410.02525): the first phase, and both."""
+"""Runs of CDE at published size (arXiv 2410.02525): the first phase alone, and both phases."""
 
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.data import DataConfig
@@ -21,7 +21,7 @@ number (Table 4)."""
 
 
 def small() -> Run:
-    """cde-small-v1: three unsupervised epochs, then four on the training data of BGE.
+    """cde-small-v1: three unsupervised epochs, then four on BGE's training data.
 
     One hard negative of each query in the second phase, as in the released model ("our best model
     does use a single hard negative per query", section 6).
@@ -44,7 +44,7 @@ def small() -> Run:
 
 
 def small_unsupervised() -> Run:
-    """The first phase alone: three epochs over the pairs of Table 5 ("unless otherwise specified").
+    """The first phase alone: three epochs over the pairs of Table 5, the paper's default.
 
     Soft prompts and the MLP at the output are the released model's; the paper describes neither.
     """
@@ -75,7 +75,9 @@ def small_unsupervised() -> Run:
 
 
 def _stage(name: str, datasets: dict[str, float], *, steps: int, num_negatives: int) -> StageConfig:
-    """One phase of the paper's training (section 5, "Training"); pairs are sampled uniformly."""
+    """Build one phase of the paper's training (section 5, "Training"), with uniformly sampled
+    pairs.
+    """
     return StageConfig(
         name=name,
         datasets=datasets,

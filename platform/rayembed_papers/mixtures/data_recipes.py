@@ -23,7 +23,7 @@ def _recipe(entries: Callable[[], Sequence[DatasetEntry]]) -> DataRecipe:
 
 
 def _listing(entries: Sequence[DatasetEntry]) -> Iterator[Table | str]:
-    """List the papers' tables, the files expected below `data.root`, and a legend."""
+    """Print the papers' data sets, the files expected below `data.root`, and a legend."""
     from rayembed.pipeline.data.tables import requested_rows
 
     by_table: dict[str, list[DatasetEntry]] = {}
@@ -43,7 +43,7 @@ def _listing(entries: Sequence[DatasetEntry]) -> Iterator[Table | str]:
 
 
 def _nvembed_v2() -> list[DatasetConfig]:
-    """Training data of version 2: the table without the variants by class names."""
+    """Training data of NV-Embed-v2: all data sets of the table, without variants by class names."""
     found = [entry.config for entry in nvembed.entries()]
     examples = {c.name.removesuffix("-examples") for c in found if c.name.endswith("-examples")}
     return [config for config in found if config.name.removesuffix("-labels") not in examples]

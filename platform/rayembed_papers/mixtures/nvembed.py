@@ -1,4 +1,6 @@
-"""Published runs of NV-Embed (arXiv 2405.17428): Table 11, with the data of each row of Table 4."""
+"""Runs of NV-Embed at published size (arXiv 2405.17428): Table 11, with the data of each row of
+Table 4.
+"""
 
 from functools import partial
 
@@ -57,7 +59,7 @@ def nvembed_v2_public() -> Run:
 
 
 def published(name: str, *, mined: bool, added: bool, synthetic: bool, labels: LabelForm) -> Run:
-    """Published-size run (Table 11) with the data of one row of Table 4.
+    """Build a run of published size (Table 11) with the data of one row of Table 4.
 
     Sizes of the batches, steps, optimiser and LoRA are the paper's. It does not state the
     temperature, Adam's other values and clipping; those here are the usual ones.
@@ -112,17 +114,17 @@ def _published_stage(
 
 
 def single_stage_alone() -> Run:
-    """Table 4, "Single Stage (Inbatch Disabled)"."""
+    """The run of Table 4, "Single Stage (Inbatch Disabled)"."""
     return single_stage(nvembed_v2(), "nvembed-v2-single-stage", in_batch=False)
 
 
 def single_stage_in_batch() -> Run:
-    """Table 4, "Single Stage (Inbatch Enabled)"."""
+    """The run of Table 4, "Single Stage (Inbatch Enabled)"."""
     return single_stage(nvembed_v2(), "nvembed-v2-single-stage-in-batch", in_batch=True)
 
 
 def stages_reversed() -> Run:
-    """Table 4, "Reversed Two Stage"."""
+    """The run of Table 4, "Reversed Two Stage"."""
     return reversed_stages(nvembed_v2(), "nvembed-v2-reversed")
 
 

@@ -1,4 +1,4 @@
-"""Common parts of all runs of published size: compared scores, placement on GPUs."""
+"""Settings that all runs of published size share: compared scores, placement on GPUs."""
 
 from rayembed.config.placement import Placement
 
@@ -12,7 +12,7 @@ def on_gpus(
     workers: int = 8,
     micro_batch_tokens: int,
 ) -> Placement:
-    """A worker on each of several GPUs."""
+    """Placement with a worker on each of several GPUs."""
     return Placement(
         workers=workers,
         use_gpu=True,

@@ -1,1 +1,3 @@
-"""The loss of scores when unrelated text is appended to every text (Causal2Vec, Table 3)."""
+"""Measure how much scores fall when unrelated text is appended to every text (Causal2Vec,
+Table 3).
+"""

@@ -1,4 +1,4 @@
-"""The noise job: from its arguments to a table of the score loss caused by unrelated text."""
+"""Run the noise job, from its arguments to a table of how much unrelated text lowers scores."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -28,7 +28,7 @@ QUICKSTARTS = {
 
 
 def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str, "NoiseScores"]:
-    """Scores of each model, by its label, with and without noise appended to the tasks' texts.
+    """Score each model, by its label, on the tasks' texts with and without noise appended.
 
     Args:
         run: its own sets are the tasks.
@@ -58,7 +58,9 @@ def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str,
 
 
 def noise_table(scores: Mapping[str, "NoiseScores"]) -> Table:
-    """Tasks in rows, their mean last; for each model `clean → noisy (difference)`."""
+    """Tabulate `clean → noisy (difference)` for each model, a row for each task and their mean
+    last.
+    """
     tasks = list(next(iter(scores.values())).clean)
     some = {", ".join(filter(None, heading(task))): [task] for task in tasks} | {"mean": tasks}
     rows = [[label, *(_cell(found, of) for found in scores.values())] for label, of in some.items()]

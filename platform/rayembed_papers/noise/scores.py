@@ -1,4 +1,5 @@
-"""Loss of a model's scores when unrelated text is appended to every text (Causal2Vec, Table 3).
+"""Measure how much a model's scores fall when unrelated text is appended to every text (Causal2Vec,
+Table 3).
 
 The tasks of the Wikipedia sample are scored twice: as they are, and with a few words of articles
 that no task holds behind each text. The state of a last token then mostly reflects these words. The
@@ -43,7 +44,7 @@ _TEXT_COLUMNS = ("text", "sentence1", "sentence2")
 
 @dataclass(frozen=True)
 class NoiseScores:
-    """Main scores by task."""
+    """Main scores by task, without and with noise."""
 
     clean: Mapping[str, float]
     noisy: Mapping[str, float]
@@ -58,7 +59,8 @@ def noise_scores(
     num_words: int,
     device: str = "cpu",
 ) -> NoiseScores:
-    """Scores of a saved model with and without noise appended to every text of the run's tasks.
+    """Score a saved model on the run's tasks, with and without noise appended to every
+    text.
 
     In both cases the model reads as many tokens more as the noise may take, so that the texts are
     the same; a warning counts texts whose noise is cut off all the same, for a model that reads
@@ -99,7 +101,7 @@ def noise_scores(
 
 @dataclass(frozen=True)
 class Noise:
-    """Words of articles that no task contains, different words for each text."""
+    """Source of noise: the first words of an article that no task contains, chosen by the text."""
 
     sources: Sequence[str]
     num_words: int
@@ -107,7 +109,7 @@ class Noise:
 
     @classmethod
     def of(cls, run: Run, num_words: int) -> "Noise":
-        """The noise of a run.
+        """Collect the noise for a run's tasks.
 
         Raises:
             ConfigError: the run does not score the sample.
@@ -131,7 +133,7 @@ class Noise:
         return cls([a.extract for a in sorted(others, key=lambda a: a.title)], num_words, run.seed)
 
     def behind(self, text: str) -> str:
-        """The text with noise appended: whole words from the beginning of an article.
+        """Append noise to a text: whole words from the beginning of an article.
 
         Which article is decided by the text and the seed.
         """
@@ -139,9 +141,7 @@ class Noise:
         return f"{text} {' '.join(source.split()[: self.num_words])}"
 
     def in_rows(self, rows: Dataset) -> Dataset:
-        """The rows with noise appended to each text; ids, titles, grades and labels
-        are unchanged.
-        """
+        """Append noise to each text of the rows; ids, titles, grades and labels are unchanged."""
         columns = [column for column in _TEXT_COLUMNS if column in rows.column_names]
         return rows.map(
             lambda row: {column: self.behind(row[column]) for column in columns},
@@ -151,23 +151,23 @@ class Noise:
 
 @dataclass(frozen=True, eq=False)
 class NoisyTask:
-    """A factory of an own set's task with noise appended to each of its texts."""
+    """Creates a task of the run's own with noise appended to each of its texts."""
 
     clean: OwnTask
     noise: Noise
 
     @property
     def name(self) -> str:
-        """The task's name."""
+        """Name of the task, the same as without noise."""
         return self.clean.name
 
     @property
     def num_texts(self) -> int:
-        """Number of the task's texts, which noise does not change."""
+        """Number of the task's texts, the same as without noise."""
         return self.clean.num_texts
 
     def load(self) -> Any:
-        """A new task with noise appended to its texts."""
+        """Create the task, and append noise to its texts when they are loaded."""
         task = self.clean.load()
         load_clean = task.load_data
 
@@ -218,7 +218,7 @@ def _make_room(model: Any, num_tokens: int) -> None:
 def _warn_of_cut_noise(
     model: Any, name: str, tasks: Sequence[NoisyTask], prompts: ModelPrompts
 ) -> None:
-    """Warn of the number of noisy texts that are cut to the model's maximum length."""
+    """Warn how many texts with noise are cut to the model's maximum length."""
     whole = copy.copy(model.tokenizer)
     whole.max_lengths = dict.fromkeys(whole.max_lengths, 1_000_000)
     number, cut = 0, 0
@@ -247,7 +247,7 @@ def _warn_of_cut_noise(
 
 
 def _texts(dataset: Mapping[str, Any]) -> Iterator[tuple[Role, list[str]]]:
-    """Roles, and the texts of each role in a task's data."""
+    """Yield the role and the texts of each text column in a task's data."""
     for splits in dataset.values():
         if isinstance(splits, Dataset):
             for column in _TEXT_COLUMNS:

@@ -1,1 +1,1 @@
-"""The pruning methods that NV-Embed uses to make its model smaller (arXiv 2405.17428, A)."""
+"""Pruning methods with which NV-Embed makes its model smaller (arXiv 2405.17428, appendix A)."""

@@ -1,4 +1,4 @@
-"""Pruning by magnitude: weights close to zero become zero."""
+"""Prune by magnitude: weights close to zero become zero."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
@@ -35,7 +35,7 @@ class Magnitude(Pruning):
                 weight.masked_fill_(self.mask(weight), 0)
 
     def mask(self, weight: "Tensor") -> "Tensor":
-        """(F, H) true for weights that are pruned."""
+        """(F, H) bool, true for weights that are pruned."""
         scores = weight.abs()
         if self.structure in GROUPS:
             return group_mask(scores, self.structure)

@@ -1,4 +1,4 @@
-"""Pruning that adjusts other weights to compensate (SparseGPT, arXiv 2301.00774)."""
+"""Prune weights and adjust the remaining ones to compensate (SparseGPT, arXiv 2301.00774)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +32,7 @@ class SparseGPT(Calibrated, Pruning):
     is_exact: ClassVar[bool] = False
 
     def check(self, folder: Path) -> None:
-        """Check the package too."""
+        """Check the model, and that llm-compressor is installed."""
         require_packages(self.kind, "compress", "llmcompressor")
         super().check(folder)
 
@@ -49,13 +49,13 @@ class SparseGPT(Calibrated, Pruning):
         solve_layers(model, matrices, texts, SparseGPTSolver(self.structure, self.sparsity))
 
     def requested_zeros(self, num_outputs: int, num_inputs: int) -> int:
-        """Zeros required: the share of each block, rounded down."""
+        """Number of zeros that pruning must produce: the share of each block, rounded down."""
         widths = [min(BLOCK, num_inputs - start) for start in range(0, num_inputs, BLOCK)]
         return sum(share_of(num_outputs * width, self.sparsity) for width in widths)
 
 
 class SparseGPTSolver:
-    """Prunes matrices and adjusts the remaining weights."""
+    """Prunes a matrix and adjusts its remaining weights."""
 
     def __init__(self, structure: Structure, sparsity: float) -> None:
         self.structure = structure
@@ -63,7 +63,7 @@ class SparseGPTSolver:
         self._solve = library("modifiers.pruning.sparsegpt.sgpt_sparsify").sparsify_weight
 
     def begin(self, weight: "Tensor") -> Hessian:
-        """Create empty second moments of a matrix's inputs."""
+        """Create an empty Hessian for the inputs of a matrix."""
         return Hessian(weight.shape[1], weight.device)
 
     def solve(self, weight: "Tensor", statistic: Hessian, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Pruning by weights and activations (Wanda, arXiv 2306.11695).
+"""Prune by weights and activations (Wanda, arXiv 2306.11695).
 
 A matrix is (F, H), F outputs and H inputs; N tokens.
 """
@@ -45,12 +45,12 @@ class Wanda(Calibrated, Pruning):
         solve_layers(model, matrices, texts, WandaSolver(self.structure, self.sparsity))
 
     def requested_zeros(self, num_outputs: int, num_inputs: int) -> int:
-        """Zeros required: the same number in each row."""
+        """Number of zeros that pruning must produce, the same in each row."""
         return num_outputs * share_of(num_inputs, self.sparsity)
 
 
 class SquaredNorms:
-    """Squared norm of each input over all tokens, in float64."""
+    """(H,) squared norm of each input over all tokens, in float64."""
 
     def __init__(self, num_inputs: int, device: "torch.device") -> None:
         import torch
@@ -59,20 +59,20 @@ class SquaredNorms:
         self.sums = torch.zeros(num_inputs, dtype=torch.float64, device=device)
 
     def add(self, rows: "Tensor") -> None:
-        """Count further inputs (N, H)."""
+        """Add inputs (N, H) to the squared norms."""
         self.rows += len(rows)
         self.sums += rows.double().square().sum(dim=0)
 
 
 class WandaSolver:
-    """Prunes matrices by the scores |W_ij| · ‖X_j‖."""
+    """Prunes a matrix by the scores |W_ij| · ‖X_j‖."""
 
     def __init__(self, structure: Structure, sparsity: float) -> None:
         self.structure = structure
         self.sparsity = sparsity
 
     def begin(self, weight: "Tensor") -> SquaredNorms:
-        """Create empty norms of a matrix's inputs."""
+        """Create zero norms for the inputs of a matrix."""
         return SquaredNorms(weight.shape[1], weight.device)
 
     def solve(self, weight: "Tensor", statistic: SquaredNorms, name: str) -> None:
@@ -80,7 +80,7 @@ class WandaSolver:
         weight.masked_fill_(self.mask(weight, statistic.sums), 0)
 
     def mask(self, weight: "Tensor", squared_norms: "Tensor") -> "Tensor":
-        """(F, H) true for weights that are pruned, given the inputs' squared norms (H,)."""
+        """(F, H) bool, true for weights that are pruned, given the inputs' squared norms (H,)."""
         scores = weight.double().abs() * squared_norms.sqrt()
         if self.structure in GROUPS:
             return group_mask(scores, self.structure)

@@ -1,4 +1,4 @@
-"""Base of the pruning methods: prune a model in a folder and check the positions of zeros.
+"""Base class of the pruning methods: prune a model in a folder and check where zeros are.
 
 A matrix is (F, H), F outputs and H inputs; groups of N:M are M neighbours along the inputs.
 """
@@ -31,7 +31,7 @@ neighbours in a row, as some GPUs multiply them."""
 
 
 class Group(NamedTuple):
-    """Number of zeros in each group of neighbours."""
+    """Size of a group of neighbouring weights, and how many of them must be zero."""
 
     zeros: int
     size: int
@@ -72,7 +72,9 @@ class Pruning(Compression):
 
     @property
     def label(self) -> str:
-        """Kind and structure, such as `magnitude-2of4`, followed by a sparsity other than half."""
+        """Method and structure, such as `magnitude-2of4`, and the sparsity if it is not one
+        half.
+        """
         share = "" if self.sparsity == 0.5 else f"-{self.sparsity:g}"
         return f"{self.kind}-{self.structure.replace(':', 'of')}{share}"
 
@@ -125,12 +127,12 @@ class Pruning(Compression):
         raise TypeError(f"{type(self).__name__} does not implement zero")
 
     def requested_zeros(self, num_outputs: int, num_inputs: int) -> int:
-        """Minimum zeros of a matrix (F, H)."""
+        """Minimum number of zeros in a matrix (F, H)."""
         return share_of(num_outputs * num_inputs, self.sparsity)
 
 
 def smallest_mask(scores: "Tensor", number: int) -> "Tensor":
-    """True at the `number` smallest scores of each row; the first ones among equals.
+    """Mark the `number` smallest scores of each row as True, the first ones among equals.
 
     torch.topk, which llm-compressor takes for groups, leaves it to the machine which of equal
     scores it takes.
@@ -143,22 +145,22 @@ def smallest_mask(scores: "Tensor", number: int) -> "Tensor":
 
 
 def group_mask(scores: "Tensor", structure: Structure) -> "Tensor":
-    """(F, H) true at the smallest scores of each group of N:M, as `smallest_mask`."""
+    """(F, H) bool, true at the smallest scores of each N:M group; ties as in `smallest_mask`."""
     group = GROUPS[structure]
     grouped = scores.reshape(len(scores), -1, group.size)
     return smallest_mask(grouped, group.zeros).view_as(scores)
 
 
 def broken_groups(weight: "Tensor", structure: Structure) -> int:
-    """Number of groups with fewer zeros than the structure requires."""
+    """Count the groups with fewer zeros than the structure requires."""
     group = GROUPS[structure]
     zeros = (weight == 0).reshape(len(weight), -1, group.size).sum(dim=-1)
     return int((zeros < group.zeros).sum())
 
 
 def _check_structure(way: Pruning, chosen: "Sequence[Matrix]") -> None:
-    """Check that the rows of all matrices consist of whole groups, and that there are zeros to
-    make.
+    """Raise if a matrix row does not consist of whole groups, or if no weight would be
+    pruned.
 
     Raises:
         ConfigError: one is as wide as no number of groups; or no matrix would lose a weight.
@@ -211,7 +213,7 @@ def _check_zeros(
 
 
 def _zeros(matrices: "Sequence[Matrix]") -> dict[str, int]:
-    """Zeros of each slice, by the slice's name in messages."""
+    """Count the zeros of each matrix, by its name in messages."""
     return {
         matrix.slice_name(place): int((weight == 0).sum())
         for matrix in matrices

@@ -1,4 +1,4 @@
-"""Scores that papers print for a model, as a column of a comparison."""
+"""Turn the scores that papers print for a model into a column of a comparison."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -27,7 +27,7 @@ _SAME_AVERAGES: Mapping[tuple[str, str, str], tuple[str, str]] = {
 
 
 def published(model: str, benchmark: str, lines: Sequence[Line]) -> Column:
-    """Scores that papers report of a model on a benchmark.
+    """Build a column with the scores that papers report for a model on a benchmark.
 
     Averages are those that are printed, and where none is, the mean of the printed scores. Papers
     agree on what several of them print (a test sees to it), and the first counts.
@@ -67,12 +67,12 @@ def published(model: str, benchmark: str, lines: Sequence[Line]) -> Column:
 
 
 def _key(line: Line) -> tuple[str, str]:
-    """The task and language by which papers report the score of a line."""
+    """Return the task and language under which papers report the score of a line."""
     return line.task, line.language
 
 
 def _average(figure: Figure, benchmark: str) -> str | None:
-    """The benchmark's average that a score belongs to; None for scores of tasks and of other
+    """Return the benchmark's average that a score belongs to; None for single tasks and other
     benchmarks.
     """
     if figure.benchmark == benchmark:
@@ -82,7 +82,7 @@ def _average(figure: Figure, benchmark: str) -> str | None:
 
 
 def _sources(used: Iterable[Figure]) -> str:
-    """The papers and their tables, as `NV-Embed, Tables 1 and 14`."""
+    """Name the papers and their tables, as `NV-Embed, Tables 1 and 14`."""
     tables: dict[str, set[int]] = {}
     for figure in used:
         tables.setdefault(figure.paper, set()).add(int(figure.table))
@@ -93,7 +93,7 @@ def _sources(used: Iterable[Figure]) -> str:
 
 
 def lines_of_air_bench() -> dict[str, tuple[Line, ...]]:
-    """The benchmark that papers report and mteb does not have → a line for each of its tasks."""
+    """AIR-Bench, which papers report and mteb does not have → a line for each of its tasks."""
     lines = {
         figure.name: Line(figure.name, figure.name.partition("_")[0], figure.metric, figure.name)
         for figure in figures(AIR_BENCH)

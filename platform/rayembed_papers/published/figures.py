@@ -1,4 +1,5 @@
-"""The figures of the papers: scores of tasks, categories and benchmarks, each with its source.
+"""Read the papers' figures: scores of tasks, categories and benchmarks, each with its
+source.
 
 Sources: NV-Embed (arXiv 2405.17428), Tables 1, 9, 10, 14; Nomic Embed v2 MoE (2502.07972), Tables
 1, 5, 12; Contextual Document Embeddings (2410.02525), Tables 2, 7; Causal2Vec (2507.23386), Tables
@@ -29,7 +30,7 @@ Level = Literal["task", "category", "average", "benchmark"]
 
 @dataclass(frozen=True)
 class Figure:
-    """A score printed in a table."""
+    """A score printed in a paper's table."""
 
     paper: str
     """Name of the paper."""
@@ -54,12 +55,13 @@ class Figure:
 
     @property
     def source(self) -> str:
-        """The paper and the table."""
+        """Paper and table that print the score."""
         return f"{self.paper}, Table {self.table}"
 
 
 def figures(benchmark: str | None = None, model: str | None = None) -> tuple[Figure, ...]:
-    """Printed scores of a benchmark and a model, in the order of the papers; None: all.
+    """Read the printed scores of a benchmark and a model, in the order of the papers; None selects
+    all.
 
     Raises:
         ConfigError: no paper has figures of that benchmark, or of that model.
@@ -88,7 +90,7 @@ def labels() -> Mapping[str, str]:
 
 
 def check_name(kind: str, name: str, known: Iterable[str]) -> None:
-    """Check that the name is known.
+    """Raise if no paper prints scores under this name.
 
     Raises:
         ConfigError: it is not; names the nearest.

@@ -1,4 +1,4 @@
-"""The comparison of results with the papers' scores: from its arguments to tables and plots."""
+"""Run the job that compares results with the papers' scores."""
 
 import argparse
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from rayembed_papers.published.figures import check_name, figures, labels
 
 
 def in_print(models: Sequence[str]) -> InPrint:
-    """Models of the papers, by their short names, for a comparison.
+    """Select models of the papers by their short names, for a comparison.
 
     Raises:
         ConfigError: no paper has figures of a model; names the nearest.

@@ -1,1 +1,1 @@
-"""Sources of training rows used only by the papers' mixtures."""
+"""Sources of training rows that only the papers' mixtures use."""

@@ -1,4 +1,6 @@
-"""Splits of mteb's tasks: pairs, graded sentences or texts with classes by the task's type."""
+"""Read training rows from mteb tasks: pairs, graded sentences or texts with classes, by the task's
+type.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,7 @@ class MtebSource(Source):
         return SplitOfTask(self.task, self.split, self.subset)
 
     def _of_files(self, folder: str) -> FileRows:
-        """Source of the files that the split was written to."""
+        """Return the source that reads the files to which the split was written."""
         from rayembed_papers.sources.mteb_tasks import kind_of_rows
 
         common: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Splits of mteb tasks as rows for the converters of other sources.
+"""Convert splits of mteb tasks to rows that the other sources can read.
 
 mteb's own loader provides a task's data; the task's type determines what its rows are. They are
 written as Parquet files and then treated as pairs, sentences with a similarity, or texts with
@@ -76,7 +76,7 @@ _SCHEMAS: dict[Rows, pa.Schema] = {
 
 
 class SplitOfTask(NamedTuple):
-    """Split of an mteb task; the one work item of `StageTask`."""
+    """Work item of `StageTask`: a split of an mteb task."""
 
     name: str
     split: str
@@ -84,7 +84,7 @@ class SplitOfTask(NamedTuple):
 
     @property
     def key(self) -> str:
-        """A constant, as a data set has a single item."""
+        """Always the same key, because a data set has a single work item."""
         return "split"
 
 
@@ -112,7 +112,7 @@ def data_fingerprint(of: SplitOfTask) -> str:
 
 
 def kind_of_rows(of: SplitOfTask) -> tuple[Rows, float, float]:
-    """Kind of the rows in a task's split, and the lowest and highest of its scores."""
+    """Return the kind of rows in a task's split, and the lowest and highest of its scores."""
     task = _task(of)
     bounds = (getattr(task, "min_score", 0.0), getattr(task, "max_score", 1.0))
     return (_ROWS_OF_TYPE[task.metadata.type], *bounds)
@@ -120,12 +120,12 @@ def kind_of_rows(of: SplitOfTask) -> tuple[Rows, float, float]:
 
 @dataclass(frozen=True)
 class StageTask:
-    """Task: write a split of an mteb task as Parquet files."""
+    """Task that writes a split of an mteb task as Parquet files."""
 
     folder: str
 
     def __call__(self, item: SplitOfTask) -> Result:
-        """Run the task; its result has the names of the `staged` files."""
+        """Run the task; its result has the names of the written files as `staged`."""
         task = _loaded(item)
         kind = _ROWS_OF_TYPE[task.metadata.type]
         names: list[str] = []
@@ -140,7 +140,7 @@ class StageTask:
 
 
 def _task(of: SplitOfTask) -> Any:
-    """The mteb task without data, restricted to the split."""
+    """Create the mteb task, without data, restricted to the split."""
     import mteb
     from mteb.get_tasks import _TASKS_REGISTRY
 
@@ -195,7 +195,7 @@ def _loaded(of: SplitOfTask) -> Any:
 
 
 def _check_judgements(task: Any, name: str, split: str) -> None:
-    """Check that the judgements have the split.
+    """Raise if the relevance judgements do not have the split.
 
     mteb's loader substitutes the only available split for any requested one, so that the test split
     would pass for training data.
@@ -224,13 +224,13 @@ def _refuse(name: str, subset: str, split: str, splits: list[str]) -> None:
 
 
 def _splits(task: Any, subset: str) -> Mapping[str, Any]:
-    """Split → data of a subset."""
+    """Return the data of a subset by split."""
     dataset = task.dataset
     return dict(dataset.get(subset, dataset))
 
 
 def _rows(task: Any, split: str) -> Iterator[dict[str, Any]]:
-    """All rows of all subsets, in order."""
+    """Yield all rows of all subsets, in order."""
     kind = _ROWS_OF_TYPE[task.metadata.type]
     for subset in task.hf_subsets:
         start = f"{task.metadata.name}/{split}/{subset}"
@@ -256,7 +256,7 @@ def _rows(task: Any, split: str) -> Iterator[dict[str, Any]]:
 
 
 def _judged(data: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Queries by id, with the documents judged relevant or not."""
+    """Yield each query with its id and the documents judged relevant or not."""
     relevant = data["relevant_docs"]
     needed = {document for judged in relevant.values() for document in judged}
     corpus = data["corpus"]
@@ -273,12 +273,12 @@ def _judged(data: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _document(row: Mapping[str, Any]) -> str:
-    """Title and text concatenated as mteb shows them to a model."""
+    """Join title and text as mteb shows them to a model."""
     return " ".join(t for t in (row.get("title"), row.get("text")) if t and t.strip())
 
 
 def _query(row: Mapping[str, Any]) -> str | None:
-    """Query followed by its own instruction; conversation turns joined into one text."""
+    """Join a query with its own instruction, and the turns of a conversation into one text."""
     text = row["text"]
     if isinstance(text, list):
         turns = [f"{t['role']}: {t['content']}" if isinstance(t, dict) else str(t) for t in text]
@@ -303,7 +303,7 @@ def _sentences(data: Any, columns: list[str]) -> Iterator[tuple[str, dict[str, A
 def _labelled(
     data: Any, text: str, label: str, levels: bool
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Texts with class names; the finest level of hierarchical clusters."""
+    """Yield texts with class names; of hierarchical clusters the finest level."""
     feature = data.features[label]
     feature = getattr(feature, "feature", feature)
     class_names = getattr(feature, "names", None)
@@ -325,7 +325,7 @@ def _named(value: Any, names: list[str] | None) -> str | None:
 
 
 def _exploded(data: Any, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Numbered rows; a row whose first column is a list is expanded."""
+    """Yield numbered rows; a row of lists becomes one row for each element."""
     for number, row in enumerate(data.select_columns(list(dict.fromkeys(columns)))):
         if not isinstance(row[columns[0]], list):
             yield str(number), row
@@ -335,7 +335,7 @@ def _exploded(data: Any, columns: list[str]) -> Iterator[tuple[str, dict[str, An
 
 
 def _language(task: Any, subset: str) -> str | None:
-    """Language code or codes of a subset; None if languages are not distinguished."""
+    """Return the language code or codes of a subset; None if languages are not distinguished."""
     scripts = task.metadata.hf_subsets_to_langscripts.get(subset, [])
     codes = sorted({script.partition("-")[0] for script in scripts})
     return "-".join(codes) if len(codes) == 1 or task.metadata.is_multilingual else None

@@ -1,1 +1,1 @@
-"""The papers' tables as sweeps: rows as runs, and the published scores."""
+"""Define the papers' tables as sweeps: each row is a run, with its published scores."""

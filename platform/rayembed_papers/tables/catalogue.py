@@ -1,4 +1,5 @@
-"""The papers' tables as sweeps: their rows as runs, and the scores that the papers print.
+"""List the papers' tables as sweeps: each row is a run, with the scores that the paper
+prints.
 
 Each is there at the size of its paper (`nvembed-table2`), compared by NanoBEIR after the last step,
 and at the quickstart's size with three seeds (`nvembed-table2-quickstart`), compared by held-out
@@ -67,7 +68,7 @@ def _causal2vec(
     small: Callable[[], Mapping[str, Run]] = llm_rows.causal2vec_small,
     **space: Any,
 ) -> _Table:
-    """A table with scores of both LLMs."""
+    """Describe a table of Causal2Vec, which has scores of two LLMs."""
     return _Table(
         about,
         f"Causal2Vec, Table {number}",
@@ -145,7 +146,7 @@ _TABLES = {
 
 
 def table_sweeps() -> Sweeps:
-    """Sweeps of all tables, by name."""
+    """Build the sweeps of all tables, by name."""
     return {
         f"{name}{size}": partial(_sweep, f"{name}{size}", table)
         for name, table in _TABLES.items()
@@ -167,7 +168,7 @@ def _sweep(name: str, table: _Table) -> PrintedSweep:
 
 
 def _validated(run: Run, tasks: tuple[str, ...]) -> Run:
-    """The run with validation of the final weights that it exports."""
+    """Copy a run so that it scores the final weights on the tasks and exports them."""
     validation = ValidationConfig(
         data=MtebValidation(tasks=tasks),
         every_steps=max(stage.steps for stage in run.stages),

@@ -32,7 +32,9 @@ def _nomic_7_row(every: int, times: int) -> str:
 
 
 def printed_nomic_7() -> PrintedFigures:
-    """Published scores for 6 and 12 of 12 layers with batches of 2,048, 4,096 and 8,192."""
+    """Published scores of Nomic's Table 7: experts in 6 or 12 of 12 layers, batches of 2,048, 4,096
+    and 8,192.
+    """
     figures = {2: (44.13, 45.36, 45.89), 1: (44.28, 44.89, 45.48)}
     return {
         _nomic_7_row(every, times): {"BEIR": score}
@@ -42,7 +44,8 @@ def printed_nomic_7() -> PrintedFigures:
 
 
 def nomic_7() -> dict[str, Run]:
-    """Nomic BERT with experts, Switch routing (section 7.1), on one epoch of the English pairs.
+    """Runs of Nomic's Table 7: a NomicBert with experts and Switch routing, on one epoch of the
+    English pairs.
 
     Texts have 128 tokens. The paper does not say the optimiser's settings; they are those of
     pretraining.
@@ -73,7 +76,8 @@ def nomic_7() -> dict[str, Run]:
 
 
 def nomic_7_small() -> dict[str, Run]:
-    """The quickstart's first stage: all-MiniLM has 6 layers, so 3 or 6 become mixtures.
+    """Runs of Nomic's Table 7 at small size: the quickstart's first stage, with experts in 3 or 6
+    of 6 layers.
 
     Batches of 32, 64 and 128 pairs, and as many pairs in all.
     """
@@ -85,7 +89,7 @@ def nomic_7_small() -> dict[str, Run]:
 
 
 def _nomic_7_rows(whole: Run, pairs: int, smallest: int) -> dict[str, Run]:
-    """Runs of one stage with two numbers of layers of experts and three sizes of batches.
+    """Build a run for each of two numbers of expert layers and three batch sizes.
 
     Args:
         pairs: of the training.
@@ -147,8 +151,8 @@ def printed_nomic_8() -> PrintedFigures:
 
 
 def printed_nomic_8_small() -> PrintedFigures:
-    """Published scores by margin and number, a column for each teacher with several rows: scores of
-    different teachers do not show the effect of a margin.
+    """Published scores by margin and number of negatives, in one column for each teacher, as scores
+    of different teachers are not comparable.
     """
     found: dict[str, dict[str, float]] = {}
     for teacher, margin, number, (average, *_) in _NOMIC_8:
@@ -159,8 +163,8 @@ def printed_nomic_8_small() -> PrintedFigures:
 
 
 def nomic_8() -> dict[str, Run]:
-    """E5-Large unsupervised on Stack Exchange, SQuAD and NQ, with newly mined negatives (section
-    7.3).
+    """Runs of Nomic's Table 8: unsupervised E5-Large on Stack Exchange, SQuAD and NQ, with newly
+    mined negatives (section 7.3).
 
     The paper states about 500,000 pairs and no settings of the training; batch, optimiser and
     data are those of its own finetuning (section 4.5), whose three sets have 395,264 pairs, for one
@@ -215,7 +219,9 @@ def nomic_8() -> dict[str, Run]:
 
 
 def nomic_8_small() -> dict[str, Run]:
-    """The bi-encoder's quickstart with mined negatives; the sample has one teacher, all-MiniLM."""
+    """Runs of Nomic's Table 8 at small size: the bi-encoder's quickstart with negatives mined by
+    all-MiniLM.
+    """
     whole = biencoder.quickstart()
     rows = {}
     for margin, number in ((None, 4), (0.95, 4), (0.98, 4), (0.95, 7), (0.95, 10)):
@@ -248,13 +254,16 @@ _CDE_1 = ("neither", "contextual batches", "contextual architecture", "both")
 
 
 def printed_cde_1() -> PrintedFigures:
-    """Published scores of CDE's Table 1; batches have 16,384 pairs, contextual ones 512."""
+    """Published scores of CDE's Table 1, for batches of 16,384 pairs, or 512 for contextual
+    ones.
+    """
     figures = (59.9, 61.7, 62.4, 63.1)
     return {row: {"NDCG@10": score} for row, score in zip(_CDE_1, figures, strict=True)}
 
 
 def cde_1() -> dict[str, Run]:
-    """The first phase of CDE with and without its two parts.
+    """Runs of CDE's Table 1: the first phase with and without contextual batches and
+    architecture.
 
     The paper's small models have 6 layers, 64 tokens and 64 documents of context (section 5);
     these have the whole backbone, because no encoder of 6 layers is published with it.
@@ -271,7 +280,9 @@ def cde_1() -> dict[str, Run]:
 
 
 def cde_1_small() -> dict[str, Run]:
-    """The quickstart and its controls; all batches have 64 pairs."""
+    """Runs of CDE's Table 1 at small size: the quickstart and its ablations, all with batches of 64
+    pairs.
+    """
     both = cde.quickstart()
     pairs = both.stages[0].batch.global_pairs
     return {
@@ -283,7 +294,7 @@ def cde_1_small() -> dict[str, Run]:
 
 
 def plain(run: Run) -> Run:
-    """The run with a bi-encoder of the same backbone."""
+    """Copy a run with a bi-encoder of the same backbone as model."""
     model = run.model
     assert isinstance(model, BiEncoderConfig | CDEConfig)
     plain = BiEncoderConfig(
@@ -297,7 +308,9 @@ def plain(run: Run) -> Run:
 
 
 def random_batches(run: Run, global_pairs: int) -> Run:
-    """The run on random batches, each from one data set, with the same total number of pairs."""
+    """Copy a run with random batches, each from one data set, and the same total number of
+    pairs.
+    """
     datasets = tuple(changed(dataset, clusters=None) for dataset in run.data.datasets)
     stages = tuple(
         changed(

@@ -48,7 +48,7 @@ CAUSAL2VEC_12: PrintedFigures = {
 
 
 def by_backbone(printed: PrintedFigures) -> PrintedFigures:
-    """The scores of both LLMs as separate rows, as at the published size."""
+    """List the scores of both LLMs as separate rows, as the sweep at published size has them."""
     return {
         f"{backbone}, {row}": {"MTEB-MINI (30)": figures[backbone]}
         for backbone in (_SLLAMA, _MISTRAL)
@@ -75,17 +75,23 @@ def printed_nvembed_2() -> PrintedFigures:
 
 
 def nvembed_2() -> dict[str, Run]:
-    """NV-Embed-v1: the table uses only public data, before mining and synthetic data."""
+    """Run of NV-Embed's Table 2: version 1, which uses only public data, without mining and
+    synthetic data.
+    """
     return {"": nvembed.nvembed_v1()}
 
 
 def nvembed_2_small() -> dict[str, Run]:
-    """The quickstart, whose pooling and mask the search space sets."""
+    """Run of NV-Embed's Table 2 at small size: the quickstart, whose pooling and mask the search
+    space sets.
+    """
     return {"": nvembed_quickstart()}
 
 
 def printed_nvembed_4() -> PrintedFigures:
-    """Published scores of NV-Embed's Table 4; two stages with examples and S3 are one run."""
+    """Published scores of NV-Embed's Table 4, where "two stages" with examples and "S3" are the
+    same run.
+    """
     figures = {
         "single stage, in-batch": (70.83, 61.25),
         "single stage": (71.94, 61.37),
@@ -104,7 +110,7 @@ def printed_nvembed_4() -> PrintedFigures:
 
 
 def printed_nvembed_4_small() -> PrintedFigures:
-    """Published scores of the quickstart's rows.
+    """Published scores of the rows of NV-Embed's Table 4 that the quickstart can reproduce.
 
     The quickstart has no added and no synthetic data, as the paper's S0 and S1 have none: its two
     stages are compared with S1 and S0, and the whole model with the other rows.
@@ -124,7 +130,7 @@ def printed_nvembed_4_small() -> PrintedFigures:
 
 
 def nvembed_4() -> dict[str, Run]:
-    """NV-Embed-v2 and its ablations."""
+    """Runs of NV-Embed's Table 4: version 2 and its ablations."""
     whole = nvembed.nvembed_v2()
 
     def built(name: str, *, mined: bool, added: bool) -> Run:
@@ -146,7 +152,7 @@ def nvembed_4() -> dict[str, Run]:
 
 
 def nvembed_4_small() -> dict[str, Run]:
-    """Rows whose data the quickstart has; it adds and synthesises no data.
+    """Runs of NV-Embed's Table 4 at small size: rows for which the quickstart has the data.
 
     Its second stage has no in-batch negatives, so without any mining it could not learn retrieval;
     S0 mines without regard to the positive's score.
@@ -169,17 +175,19 @@ def nvembed_4_small() -> dict[str, Run]:
 
 
 def causal2vec_bases() -> dict[str, Run]:
-    """References of both LLMs of the ablations."""
+    """Label → run of published size, for each of the two LLMs in Causal2Vec's ablations."""
     return {_SLLAMA: causal2vec.sheared_llama_1_3b(), _MISTRAL: causal2vec.mistral_7b()}
 
 
 def causal2vec_small() -> dict[str, Run]:
-    """The quickstart, whose settings the search space sets."""
+    """Run of Causal2Vec's ablations at small size: the quickstart, whose settings the search space
+    sets.
+    """
     return {"": causal2vec_quickstart()}
 
 
 def causal2vec_2() -> dict[str, Run]:
-    """Rows of both LLMs."""
+    """Runs of Causal2Vec's Table 2 for both LLMs."""
     return {
         f"{backbone}, {row}": run
         for backbone, whole in causal2vec_bases().items()
@@ -188,7 +196,7 @@ def causal2vec_2() -> dict[str, Run]:
 
 
 def causal2vec_2_small() -> dict[str, Run]:
-    """Rows of the quickstart."""
+    """Runs of Causal2Vec's Table 2 at small size."""
     return _parts_of_causal2vec(causal2vec_quickstart())
 
 

@@ -1,1 +1,1 @@
-"""Data sets of the papers, and their locations."""
+"""Data sets of the papers, and where their rows are published."""

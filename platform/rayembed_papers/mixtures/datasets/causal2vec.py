@@ -16,7 +16,7 @@ from rayembed_papers.printed import rows_of
 
 
 def entries() -> tuple[DatasetEntry, ...]:
-    """All data sets of `causal2vec.csv`; instructions are before queries only."""
+    """Read all data sets of `causal2vec.csv`, whose instructions are for queries only."""
     return tuple(_entry(row) for row in rows_of(__package__, "causal2vec"))
 
 

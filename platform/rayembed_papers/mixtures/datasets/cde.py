@@ -1,4 +1,4 @@
-"""Data sets of CDE (arXiv 2410.02525): Table 5, and the training data of BGE.
+"""Data sets of CDE (arXiv 2410.02525): Table 5, and BGE's training data.
 
 Both are cut into batches of similar pairs (section 4.1), the texts seen through GTR. Batch and
 cluster hold 512 pairs, as in the released model (its card; the paper sweeps both). Three things are
@@ -55,7 +55,7 @@ SUPERVISED: dict[str, Use] = {
 
 
 def unsupervised_entries() -> tuple[DatasetEntry, ...]:
-    """All rows of Table 5."""
+    """Data sets of all rows of Table 5."""
     return tuple(
         DatasetEntry(
             config_of(pairs, clusters()),
@@ -69,12 +69,12 @@ def unsupervised_entries() -> tuple[DatasetEntry, ...]:
 
 
 def supervised_entries() -> tuple[DatasetEntry, ...]:
-    """Training data of BGE with its negatives."""
+    """Data sets of BGE's training data, with its negatives."""
     return tuple(_supervised(split, use) for split, use in SUPERVISED.items())
 
 
 def clusters() -> ClusterConfig:
-    """Cluster settings of section 4.1 and "Implementation" in section 5."""
+    """Cluster settings of the paper (section 4.1; section 5, "Implementation")."""
     return ClusterConfig(
         teacher="hf://sentence-transformers/gtr-t5-base@main",
         max_length=512,
@@ -103,7 +103,9 @@ def _supervised(split: str, use: Use) -> DatasetEntry:
 
 
 def _task(split: str, use: Use) -> TaskKind:
-    """Task of the rows by content; by prefixes, duplicates and NLI would count as classes."""
+    """Decide the kind of task by what the rows contain, because by prefix duplicates and NLI would
+    count as classification.
+    """
     if split.endswith("_classification"):
         return "classification"
     return "clustering" if use == "clustering" else "retrieval"

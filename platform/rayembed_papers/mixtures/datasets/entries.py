@@ -1,4 +1,4 @@
-"""What the papers' catalogue says of each data set: its paper, its home, and how that is known."""
+"""Describe a paper's data set: where its rows are published, and how that is known."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -63,5 +63,5 @@ class DatasetEntry(KnownDataset):
 
     @property
     def licence(self) -> str:
-        """Licence as stated at its home; empty without one."""
+        """Licence stated where the rows are published; empty if none is stated."""
         return "" if self.home.layout == "own" else self.home.licence

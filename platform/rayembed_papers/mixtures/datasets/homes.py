@@ -1,4 +1,4 @@
-"""Papers, and the sources of their data sets: public address, and the form of the rows.
+"""List the papers, and for their data sets the public address and the form of the rows.
 
 `homes.csv` has a row for each home. Where a paper leaves open which public copy it took, it is the
 one whose size is nearest to the table's. Where a repository has many data sets, `REPOSITORY/SPLIT`
@@ -37,7 +37,8 @@ _NOTES = {
 
 
 def home_named(name: str, *, negatives: bool = True) -> Home:
-    """Home of `homes.csv`, or of a split of a repository, several by a pattern.
+    """Look up where rows are published: an entry of `homes.csv`, or a split of a
+    repository.
 
     Args:
         negatives: whether the negatives of rows that have some are read.

@@ -59,7 +59,9 @@ FINETUNING = {
 
 
 def pretraining_entries() -> tuple[DatasetEntry, ...]:
-    """English pairs unchanged, and each language of mC4 and CC-News."""
+    """Data sets of pretraining: the unchanged English pairs, and each language of mC4 and
+    CC-News.
+    """
     # The paper counts English as a whole; these are CDE's counts of its parts, which add up to it.
     english = [
         DatasetEntry(config_of(pairs), NOMIC, "Table 10 (English)", home_of(pairs), pairs.num_pairs)
@@ -75,7 +77,9 @@ def pretraining_entries() -> tuple[DatasetEntry, ...]:
 
 
 def finetuning_entries() -> tuple[DatasetEntry, ...]:
-    """BEIR and MIRACL training sets, with ten negatives of each query that the rule accepts."""
+    """Data sets of finetuning: training sets of BEIR and MIRACL, with ten mined negatives for each
+    query.
+    """
     return tuple(_finetuned(name, *row) for name, row in FINETUNING.items())
 
 
@@ -93,8 +97,8 @@ def _web(code: str, corpus: str) -> DatasetEntry:
 
 
 def consistency() -> dict[str, Any]:
-    """Settings of the consistency filter of section 4.2; texts are cut to the document lengths of
-    pretraining (section 4.3).
+    """Settings of the consistency filter (section 4.2), with texts cut to the document lengths of
+    pretraining.
     """
     asked = ConsistencyConfig(
         teacher="hf://intfloat/multilingual-e5-small@main",

@@ -18,7 +18,7 @@ Use = Literal["search", "clustering", "classification"]
 
 @dataclass(frozen=True)
 class Pairs:
-    """A row of CDE's Table 5."""
+    """A row of CDE's Table 5: a data set of pairs."""
 
     split: str
     """Split of the repository."""
@@ -69,12 +69,12 @@ def prefixes(use: Use) -> tuple[str, str]:
 
 
 def home_of(pairs: Pairs) -> Home:
-    """Location of the split."""
+    """Return where the rows of a split are published."""
     return home_named(f"nomic/{pairs.split}")
 
 
 def config_of(pairs: Pairs, clusters: ClusterConfig | None = None) -> DatasetConfig:
-    """Data set of a split, with the table's number of pairs and its prefixes."""
+    """Build the data set of a split, with the table's number of pairs and its prefixes."""
     query, document = prefixes(pairs.use)
     return DatasetConfig(
         name=pairs.split.replace("_", "-"),

@@ -84,7 +84,7 @@ _SYNTHETIC = Home(
 
 
 def uniform_over_samples(datasets: tuple[DatasetConfig, ...]) -> dict[str, float]:
-    """Stage weights that draw every sample equally often.
+    """Weight a stage's data sets by size, so that every sample is drawn equally often.
 
     "Training samples from different datasets in Table 12 are uniformly sampled" (appendix C) is
     read as uniform over samples. The steps agree: 20k steps of 128 are 1.3 passes over the 2.0M
@@ -103,7 +103,9 @@ def uniform_over_samples(datasets: tuple[DatasetConfig, ...]) -> dict[str, float
 
 
 def entries() -> tuple[DatasetEntry, ...]:
-    """All rows of the table as in version 2, and classification ones also with class names."""
+    """All data sets of the table as in version 2, classification ones also with class names as
+    documents.
+    """
     return (
         *retrieval_entries(mined=True, added=True, synthetic=True),
         *other_entries(mined=True, labels="example"),
@@ -152,7 +154,7 @@ def retrieval_entries(*, mined: bool, added: bool, synthetic: bool) -> list[Data
 
 
 def other_entries(*, mined: bool, labels: LabelForm) -> list[DatasetEntry]:
-    """Additional data sets of the second stage: STS, classification, clustering."""
+    """Data sets that only the second stage has: STS, classification, clustering."""
     return [
         *(_paired(row, mined=mined) for row in _rows("sts")),
         *(_classes(row, labels="label") for row in _rows("labelled")),
@@ -212,7 +214,8 @@ def _classes(row: Table12Row, *, labels: LabelForm) -> DatasetEntry:
 
 
 def _cleaning(row: Table12Row, task: TaskKind, *, given: bool) -> CleaningConfig:
-    """Cleaning of section 4.2: benchmark texts, for two data sets similar ones too.
+    """Choose the cleaning of section 4.2: remove benchmark texts, for two data sets also similar
+    ones.
 
     Args:
         given: whether rows bring their negatives; drawn ones are never benchmark texts.
