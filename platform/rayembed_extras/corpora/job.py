@@ -1,4 +1,4 @@
-"""The corpus job: save a contextual model with the documents of a corpus as context."""
+"""Run the corpus job: save a contextual model together with context vectors of a corpus."""
 
 import argparse
 import logging
@@ -66,7 +66,7 @@ def save_with_corpus(
 
 
 def _counted(documents: Iterable[str]) -> Iterator[str]:
-    """Yield the documents and report progress."""
+    """Pass the documents on, logging from time to time how many were read."""
     number = 0
     for number, text in enumerate(documents, start=1):
         if number % _DOCUMENTS_BETWEEN_LOGS == 0:
@@ -76,7 +76,7 @@ def _counted(documents: Iterable[str]) -> Iterator[str]:
 
 
 def _progress() -> Callable[[int, int], None]:
-    """Report the number of embedded documents periodically."""
+    """Return a callback that logs the number of embedded documents from time to time."""
     logged = time.monotonic()
 
     def progress(done: int, of: int) -> None:

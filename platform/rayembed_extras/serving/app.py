@@ -31,7 +31,8 @@ _KINDS = {401: "authentication_error", 404: "invalid_request_error", 503: "serve
 def make_app(
     services: Mapping[str, Served], limits: Limits, *, key_digests: Collection[str] = ()
 ) -> FastAPI:
-    """ASGI application with the paths of `ROUTES`, `/v1/models`, `/health` and `/metrics`.
+    """Create the ASGI application with the paths of `ROUTES`, `/v1/models`, `/health` and
+    `/metrics`.
 
     Args:
         services: name → model.
@@ -126,7 +127,7 @@ async def _answer(
 
 
 async def _states(services: Mapping[str, Served]) -> dict[str, State]:
-    """State of each model that answers in time."""
+    """Collect the state of each model that replies within the time limit."""
 
     async def one(service: Served) -> State | None:
         try:
@@ -162,7 +163,7 @@ def _metrics(states: Mapping[str, State]) -> str:
 
 
 def _bare_name(asked: Any, services: Collection[str]) -> str:
-    """Name of the model in a request, without the role appended to it."""
+    """Return the model's name in a request, without the role appended to it."""
     if asked is None and len(services) == 1:
         return next(iter(services))
     names = ", ".join(map(repr, services))
@@ -181,7 +182,7 @@ def _bare_name(asked: Any, services: Collection[str]) -> str:
 
 
 def digest(key: str) -> str:
-    """SHA-256 of a token in hexadecimal, passed on instead of the token."""
+    """Return the SHA-256 of a token in hexadecimal, so that the token itself is not passed on."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 

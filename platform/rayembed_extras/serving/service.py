@@ -1,4 +1,4 @@
-"""Service over one loaded model: request body in, response body out."""
+"""Answer embedding requests with one loaded model: request body in, response body out."""
 
 import asyncio
 import copy
@@ -48,7 +48,7 @@ class ServiceError(Exception):
 
 
 class State(NamedTuple):
-    """State of a served model."""
+    """Health and counters of a served model."""
 
     healthy: bool
     totals: dict[str, int]
@@ -62,7 +62,7 @@ class State(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Body of an answer."""
+    """Body of a response, in parts."""
 
     content: bytes
     truncated: int
@@ -71,7 +71,7 @@ class Answer(NamedTuple):
 
 @dataclass
 class Counts:
-    """Counters since the start."""
+    """Counters of requests, texts and tokens since the service started."""
 
     requests: int = 0
     """Requests answered or in progress; refused ones are not counted."""
@@ -85,18 +85,20 @@ class Counts:
 
 
 class Served(Protocol):
-    """A served model in this or another process."""
+    """Interface of a served model in this or another process."""
 
     async def answer(self, path: str, body: Mapping[str, Any]) -> Answer:
-        """Answer a request of one of `routes.ROUTES`; raises `ServiceError` as the service."""
+        """Answer a request to one of `routes.ROUTES`; raises `ServiceError` for refused
+        requests.
+        """
         ...
 
     async def describe(self) -> dict[str, Any]:
-        """Model entry for OpenAI's list of models."""
+        """Return the model's entry in OpenAI's list of models."""
         ...
 
     async def state(self) -> State:
-        """Current state."""
+        """Return the current health and counters."""
         ...
 
 
@@ -141,7 +143,7 @@ class EmbeddingService:
         return self._batcher.failures < _FAILURES
 
     async def state(self) -> State:
-        """Current state of the model."""
+        """Return the model's current health and counters."""
         counts = asdict(self.counts)
         return State(self.healthy, counts, self.waiting_texts, self._proof_cosine, self._differs)
 
@@ -185,7 +187,7 @@ class EmbeddingService:
         return encode_tokens(self._model, tokens)
 
     async def describe(self) -> dict[str, Any]:
-        """Model entry for OpenAI's list of models."""
+        """Return the model's entry in OpenAI's list of models."""
         return {
             "id": self.name,
             "object": "model",
@@ -197,7 +199,7 @@ class EmbeddingService:
         }
 
     async def answer(self, path: str, body: Mapping[str, Any]) -> Answer:
-        """Answer a request of one of `routes.ROUTES`.
+        """Answer a request to one of `routes.ROUTES`.
 
         Raises:
             ServiceError: the request does not hold (400, 413), or cannot be answered now (503).
@@ -247,7 +249,8 @@ class EmbeddingService:
     async def _tokenize(
         self, texts: list[tuple[str, Role]], options: EncodeOptions
     ) -> tuple[list[Tokens], list[int]]:
-        """Tokens of each text, and its number of tokens without a maximum length.
+        """Tokenise texts as the model reads them; also return each text's length before it
+        is cut.
 
         A text without a word of the model's is embedded by special tokens, as elsewhere.
         """
@@ -266,8 +269,8 @@ class EmbeddingService:
         return tokens, whole
 
     def _embed_together(self, batch: Sequence[Tokens]) -> list[np.ndarray | BaseException]:
-        """Vector (D,) of each text, for any role and instruction; an error for a vector that is not
-        of length 1.
+        """Embed texts of any roles and instructions in one batch; return a vector (D,) or an error
+        for each.
         """
         vectors = encode_tokens(self._model, batch)
         self.counts.batches += 1
@@ -318,9 +321,7 @@ def _field(text: Text) -> str:
 def _tokens(
     model: TransformerModel, texts: list[str], role: Role, given: str | None
 ) -> tuple[list[Tokens], list[int]]:
-    """Tokens of each text as the model reads them, and its number of tokens without a maximum
-    length.
-    """
+    """Tokenise texts as the model reads them; also return each text's length before it is cut."""
     instruction = model.instruction_of(role, given)
 
     def read(tokenizer: Any, some: list[str]) -> list[Tokens]:
