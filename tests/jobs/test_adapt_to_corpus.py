@@ -18,7 +18,8 @@ def test_a_corpus_becomes_a_scored_and_registered_model(tmp_path: Path) -> None:
     with (tmp_path / "outputs" / "runs" / "mine" / "scores.csv").open() as file:
         header, *rows = csv.reader(file)
     assert header == ["model", "corpus-held-out"]
-    assert [name for name, _ in rows] == ["untrained", "stage 1: adapt", "BM25"]
+    hybrid = ["hybrid: BM25 and untrained", "hybrid: BM25 and stage 1: adapt"]
+    assert [name for name, _ in rows] == ["untrained", "stage 1: adapt", "BM25", *hybrid]
     for told in (
         "Held out   corpus-held-out: ",
         "Model ",

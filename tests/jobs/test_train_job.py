@@ -43,7 +43,7 @@ def trained(folder):
 
 def test_ends_with_a_table_and_what_to_run_next(trained):
     run_folder, printed = trained
-    for text in ("untrained", "stage 1: retrieval", "stage 2: blend", "BM25"):
+    for text in ("untrained", "stage 1: retrieval", "stage 2: blend", "BM25", "hybrid"):
         assert text in printed
     assert f".as_sentence_transformer('{run_folder}/models/blend')" in printed
     assert "tiny version 1 (models:/tiny@candidate)" in printed
@@ -82,7 +82,7 @@ def test_exported_model_is_the_same_for_ours_sentence_transformers_and_mlflow(tr
 
 def test_scores_are_mtebs_result_files_and_one_mlflow_run_has_every_step_once(trained):
     results = list((trained[0] / "evaluation").rglob("WikiSentenceRetrieval.json"))
-    assert len(results) == 4  # untrained, two stages, BM25
+    assert len(results) == 6  # untrained, two stages, BM25, hybrid of the first and the last
     assert all(mteb.TaskResult.from_disk(path).get_score() >= 0 for path in results)
     client = mlflow.MlflowClient(f"sqlite:///{trained[0].parents[1]}/mlflow.db")
     (experiment,) = [e for e in client.search_experiments() if e.name == "rayembed"]

@@ -36,7 +36,8 @@ def test_base_trained_and_bm25_stand_side_by_side(tmp_path: Path) -> None:
         header, *rows = csv.reader(file)
     assert header == ["model", "pairs-held-out"]
     scores = {name: float(score) for name, score in rows}
-    assert scores.keys() == {"untrained", "stage 1: finetune", "BM25"}
+    hybrid = {f"hybrid: BM25 and {name}" for name in ("untrained", "stage 1: finetune")}
+    assert scores.keys() == {"untrained", "stage 1: finetune", "BM25", *hybrid}
     assert scores["untrained"] != scores["stage 1: finetune"]
     lines = (folder / "validation.jsonl").read_text().splitlines()
     assert len(lines) == run.total_steps

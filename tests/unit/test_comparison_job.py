@@ -6,8 +6,10 @@ from functools import partial
 import pytest
 from comparison_job import BEIR, compared_on_beir, results_on_beir, told_by
 from made_results import DATE, write_benchmark, write_result
+from own_words import own_evaluation
 
 from rayembed.config.document import write_yaml
+from rayembed.pipeline.evaluate.evaluate import evaluate
 from rayembed_extras.comparison.benchmark_lines import benchmark_lines
 from rayembed_extras.comparison.job import _labels, choose, run_compare_job
 from rayembed_extras.comparison.results import StoredModel
@@ -158,3 +160,19 @@ def test_a_place_that_cannot_be_written_ends_with_1(results, tmp_path, capsys):
     )
     assert code == 1
     assert "file" in err
+
+
+def test_rows_of_an_evaluation_are_models_with_intervals_and_costs(tmp_path, capsys):
+    evaluate(own_evaluation(tmp_path))
+    base = ("--results", tmp_path / "storage" / "evaluation", "--output", tmp_path / "to")
+    text = (tmp_path / "to" / "scores.md").read_text() if run(capsys, *base)[0] == 0 else ""
+    assert "| bm25 [baseline] | **100.00** |" in text
+    assert "-hybrid | " in text
+    assert "(95 %: " in text
+    run(capsys, *base, "--price-per-hour", "2000")
+    dearer = (tmp_path / "to" / "scores.md").read_text()
+    prices = []
+    for shown in (text, dearer):
+        (row,) = [line for line in shown.splitlines() if line.startswith("| bm25 [b")][:1]
+        prices.append(float(row.strip("| ").split(" | ")[-1].replace(",", "")))
+    assert prices[1] == pytest.approx(1000 * prices[0], rel=0.6), "to two decimals"

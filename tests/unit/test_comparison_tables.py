@@ -5,11 +5,13 @@ import io
 import json
 import re
 
+import numpy as np
 import pytest
 from made_results import write_benchmark, write_result
 from rich.console import Console
 
 from rayembed.errors import ConfigError
+from rayembed.results.costs import Cost
 from rayembed_extras.comparison.benchmark_lines import MEAN, Line, benchmark_lines
 from rayembed_extras.comparison.compare import Column, ModelComparison, compare, measured
 from rayembed_extras.comparison.plots import category_bars, difference_dots
@@ -19,6 +21,7 @@ from rayembed_extras.comparison.tables import (
     category_table,
     comparison_csv,
     comparison_markdown,
+    difference_table,
     task_tables,
 )
 from rayembed_papers.published.columns import published
@@ -263,3 +266,56 @@ def test_bars_stand_for_the_averages_and_dots_for_the_differences(monkeypatch):
     marks = [[tuple(map(float, xy)) for xy in c.get_offsets()] for c in dots.collections]
     assert [(-5.0, 1.0)] in marks
     assert [(-1.0, 0.0), (-1.5, 2.0)] in marks
+
+
+def with_queries(label, shift, noise, seed=0, cost=None):
+    """A model on eight retrievals of 50 queries, better than 0.5 by `shift` and by chance."""
+    generator = np.random.default_rng(seed)
+    queries = {f"T{i}": [generator.normal(0.5 + shift, noise, 50)] for i in range(8)}
+    scores = {name: 100 * parts[0].mean() for name, parts in queries.items()}
+    means = {MEAN: sum(scores.values()) / 8}
+    return Column(label, False, scores, means, name=label, queries=queries, cost=cost or Cost())
+
+
+EIGHT = tuple(Line(f"T{i}", "Retrieval", "ndcg_at_10", f"T{i}") for i in range(8))
+
+
+def test_differences_within_noise_are_named_so_everywhere():
+    base, chance = with_queries("base", 0, 0.1), with_queries("chance", 0, 0.1, seed=1)
+    better = with_queries("better", 0.1, 0.1, seed=2)
+    comparison = ModelComparison("Eight", EIGHT, (base, chance, better), "base")
+    noise, real = (comparison.paired(column, MEAN) for column in (chance, better))
+    assert noise.is_noise
+    assert not real.is_noise
+    assert real.mean == pytest.approx(comparison.difference(better, MEAN))
+    low, high = real.interval
+    # In points; the standard error of 400 pairs of queries is 0.7.
+    assert high - low == pytest.approx(2 * 1.96 * 100 * 0.1 * 2**0.5 / 20, rel=0.35)
+    text = comparison_markdown(comparison)
+    assert f"({noise.mean:+.2f}, within noise)" in text
+    assert f"({real.mean:+.2f})" in text
+    assert f"| chance | Mean | {noise.mean:+.2f}, within noise (95 %: " in text
+    assert f"| better | Mean | {real.mean:+.2f} (95 %: {low:+.2f} to {high:+.2f}) |" in text
+    assert comparison.paired(better, "T0").interval != real.interval
+    printed = shown(category_table(comparison), difference_table(comparison, tasks=False))
+    assert f"≈{noise.mean:+.2f}" in printed
+    assert "within noise, as the 95 % interval" in " ".join(printed.split())
+    assert "T0" not in printed
+    rows = list(csv.DictReader(io.StringIO(comparison_csv(comparison))))
+    (row,) = [r for r in rows if r["model"] == "better" and r["level"] == "benchmark"]
+    assert (float(row["low"]), float(row["high"])) == (low, high)
+
+
+def test_without_scores_of_queries_nothing_is_called_noise():
+    assert difference_table(COMPARISON) is None
+    assert comparison_markdown(COMPARISON).count("noise") == 0
+
+
+def test_costs_stand_beside_the_scores_where_any_model_has_them():
+    priced = Cost(1000, 10.0, 1536, 3.6)
+    models = with_queries("base", 0, 0.1, cost=priced), with_queries("plain", 0, 0.1, seed=1)
+    text = comparison_markdown(ModelComparison("Eight", EIGHT, models, "base"))
+    assert "| Documents/s | Bytes/document | Price of 1M |" in text
+    assert "| 100 | 1,536 | 10.00 |" in text
+    assert "| – | – | – |" in text
+    assert "Documents/s" not in comparison_markdown(COMPARISON)

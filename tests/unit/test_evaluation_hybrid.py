@@ -1,18 +1,22 @@
 """Rows beside a model: BM25, reciprocal rank fusion of both, reranked; and what they cost."""
 
+import io
 from dataclasses import replace
+from types import SimpleNamespace
 
 import mteb
 import numpy as np
 import pytest
 from made_up_articles import COUNT, run_over, write_articles
 from mteb.models import HybridSearch
+from own_words import own_evaluation
 from run_scoring import tasks_of
 from table_model import TableModel, oracle
 from tiny_models import save_cross_encoder
 
+from rayembed.config.override import override
 from rayembed.config.run_evaluation import Reranker
-from rayembed.errors import AssetError
+from rayembed.errors import AssetError, ConfigError
 from rayembed.evaluation.bm25 import Bm25
 from rayembed.evaluation.hybrid import Baselines, Recorded, baselines_of, further_searches, fused
 from rayembed.evaluation.jobs import load_data
@@ -26,6 +30,10 @@ from rayembed.evaluation.pooled.pool import OneWorker
 from rayembed.evaluation.rayembed_spec import lengths_read
 from rayembed.evaluation.run_scores import run_prompts
 from rayembed.evaluation.score import Store, score
+from rayembed.pipeline.evaluate import evaluate as pipeline
+from rayembed.pipeline.evaluate.evaluate import evaluate
+from rayembed.pipeline.evaluate.report import print_evaluated
+from rayembed.recipes.catalogue import get_recipe
 from rayembed.results.costs import Cost, costs_yaml, read_costs, total
 
 RETRIEVAL = ("WikiSentenceRetrieval", "WikiDescriptionRetrieval")
@@ -221,3 +229,37 @@ def test_a_reranker_without_a_trained_head_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
     with pytest.raises(AssetError, match="cross-encoder"):
         baselines_of(RETRIEVAL, Reranker(model=str(tmp_path)))
+
+
+def test_an_evaluation_prints_the_rows_below_each_task(tmp_path):
+    evaluated = evaluate(own_evaluation(tmp_path))
+    printed = io.StringIO()
+    print_evaluated(evaluated, printed, tracking_uri="sqlite:///m.db")
+    lines = [line.strip() for line in printed.getvalue().splitlines()]
+    (words,) = [line for line in lines if line.startswith("BM25")]
+    (both,) = [line for line in lines if line.startswith("hybrid with BM25")]
+    assert "1.0000" in words, "each word stands in one document"
+    assert "(95 %:" in both
+    for head in ("Less the model", "Documents/s", "Bytes/document", "Price of 1M"):
+        assert head in printed.getvalue()
+
+
+def test_rows_are_for_own_sets_unless_asked_for_all_or_none(tmp_path, monkeypatch):
+    names = []
+
+    def note(*_given, baselines, **_more):
+        names.append(baselines and baselines.tasks)
+        return SimpleNamespace(failed=[])
+
+    monkeypatch.setattr(pipeline, "score", note)
+    for choice in ("own_sets", "all", "none"):
+        evaluate(own_evaluation(tmp_path, tasks=["NFCorpus"], baselines=choice))
+    assert names == [("own",), ("own", "NFCorpus"), None]
+    for settings in ({"baselines": "none"}, {"model": {"reference": "bm25"}}):
+        with pytest.raises(ConfigError, match="reranker orders what the model"):
+            own_evaluation(tmp_path, reranker={"model": "hf://org/reranker"}, **settings)
+    with pytest.raises(ConfigError, match="baselines lacks bm25"):
+        override(
+            get_recipe("biencoder"),
+            ["evaluation.baselines=[]", "evaluation.reranker.model=hf://org/reranker"],
+        )

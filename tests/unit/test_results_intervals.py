@@ -44,7 +44,8 @@ def test_tasks_are_drawn_only_where_asked_and_from_five_on():
     given = tasks(20, 100, between=0.1, within=0.2)
     alone, both = mean_difference(*given), mean_difference(*given, over_tasks=True)
     assert spread(alone) == pytest.approx(0.2 / np.sqrt(2000), rel=0.1)
-    of_tasks = np.std(list(given[0].values()), ddof=1) / np.sqrt(20)
+    # Student's t of 19 degrees of freedom is 2.09, where the normal deviate is 1.96.
+    of_tasks = np.std(list(given[0].values()), ddof=1) / np.sqrt(20) * 2.09 / 1.96
     assert spread(both) == pytest.approx(of_tasks, rel=0.1)
     four = tasks(4, 100, between=0.1, within=0.2)
     assert mean_difference(*four, over_tasks=True) == mean_difference(*four)
@@ -63,7 +64,8 @@ def test_tasks_alone_are_drawn_where_no_queries_have_scores():
     differences = {f"t{i}": 0.01 * i for i in range(9)}
     assert mean_difference(differences, {}, {}).interval is None
     found = mean_difference(differences, {}, {}, over_tasks=True)
-    assert spread(found) == pytest.approx(np.std(range(9), ddof=1) * 0.01 / 3, rel=0.1)
+    error = np.std(range(9), ddof=1) * 0.01 / 3
+    assert spread(found) == pytest.approx(error * 2.31 / 1.96, rel=0.1), "t of 8 degrees"
     assert str(found).endswith(", tasks)")
 
 

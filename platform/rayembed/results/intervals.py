@@ -176,14 +176,18 @@ def _task_draws(
     Args:
         of_queries: sum of the variances that resampled queries give the tasks' differences.
     """
+    from scipy.stats import norm, t  # half a second, which light jobs do without
+
     count = len(differences)
     apart = np.asarray(differences) - fmean(differences)
     variance = float(apart @ apart) / (count - 1)
     rest = max(0.0, variance - of_queries / count)
     if not rest > 0:  # or NaN
         return np.zeros(_DRAWS)
-    # A sample's variance is smaller than that of what it is drawn from by (count - 1) / count.
-    shrunk = apart * np.sqrt(rest / variance * count / (count - 1))
+    # A sample's variance is smaller than that of what it is drawn from by (count - 1) / count, and
+    # that of few tasks is itself uncertain: Student's t takes the place of the normal deviate.
+    wider = t.ppf(_LIKELY[1] / 100, count - 1) / norm.ppf(_LIKELY[1] / 100)
+    shrunk = apart * wider * np.sqrt(rest / variance * count / (count - 1))
     counts = generator.multinomial(count, [1 / count] * count, size=_DRAWS)
     draws: np.ndarray = counts @ shrunk / count
     return draws

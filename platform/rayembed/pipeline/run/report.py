@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 from rayembed.assets.storage import is_remote
 from rayembed.config.run import Run
@@ -16,6 +17,8 @@ from rayembed.pipeline.register.registration import RegisteredVersion
 from rayembed.registry.card_parts import how_to_score
 from rayembed.registry.metrics_log import METRICS_FILE
 from rayembed.results.costs import cost_columns, total
+
+T = TypeVar("T")
 
 MLFLOW_AWAY = (
     "MLflow     is away; when it is back, the same command with --send-metrics sends the rest"
@@ -85,6 +88,15 @@ def scores_table(run: Run, scores: Mapping[ScoreKey, ModelScores]) -> ScoreTable
         and gain(scored, base, tasks).is_noise
     }
     return replace(table, noise=noise)
+
+
+def without_hybrids_of_others(scores: Mapping[ScoreKey, T], kept: ScoreKey) -> dict[ScoreKey, T]:
+    """Leave out the rows of hybrid search with mixtures that are not kept."""
+    return {
+        key: scored
+        for key, scored in scores.items()
+        if not (key.beside and key.share is not None) or replace(key, beside="") == kept
+    }
 
 
 def gains_table(run: Run, scores: Mapping[ScoreKey, ModelScores]) -> Table:

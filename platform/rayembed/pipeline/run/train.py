@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -47,7 +47,13 @@ from rayembed.pipeline.evaluate.run_scorer import RunScorer
 from rayembed.pipeline.register.registration import Training, register_trained
 from rayembed.pipeline.run.folders import RunFolders, locked_folders, plan_of
 from rayembed.pipeline.run.held_out import HeldOutSet, held_out_sets, with_sets
-from rayembed.pipeline.run.report import Outcome, gains_table, print_outcome, scores_table
+from rayembed.pipeline.run.report import (
+    Outcome,
+    gains_table,
+    print_outcome,
+    scores_table,
+    without_hybrids_of_others,
+)
 from rayembed.pipeline.run.runtime import Runtime, runtime_of, started
 from rayembed.pipeline.run.validation import (
     VALIDATION_FILE,
@@ -315,12 +321,7 @@ def _register(
     verdict = judge(run, scores, found["general_tasks"])
     kept = trained if verdict is None else verdict.kept
     model = folders.model(kept.model)
-    # The hybrid rows of mixtures that are not kept would only lengthen the tables.
-    scores = {
-        key: scored
-        for key, scored in scores.items()
-        if not (key.beside and key.share is not None) or replace(key, beside="") == kept
-    }
+    scores = without_hybrids_of_others(scores, kept)
     table = scores_table(run, scores)
     markdown = show(score_table(table), "markdown") if scores else ""
     findings: tuple[Finding, ...] = ()
