@@ -9,11 +9,14 @@ import ray
 from mteb.mocks import ALL_MOCK_TASK_TEST_GRID
 from plain_scores import largest_difference, scores
 from plain_spec_model import PlainSpecModel
+from tiny_models import save_cross_encoder
 from word_model import WordSpec
 
+from rayembed.config.run_evaluation import Reranker
 from rayembed.config.small_vectors import Rescoring, StoredVectors
 from rayembed.errors import ArtifactError, PlacementError, WorkerError
-from rayembed.evaluation.jobs import TASK_RESULT, ScoreTask
+from rayembed.evaluation.hybrid import baselines_of
+from rayembed.evaluation.jobs import COST, FURTHER, TASK_RESULT, ScoreTask
 from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
 from rayembed.evaluation.pooled.here import run_here
 from rayembed.evaluation.pooled.on_ray import run_jobs
@@ -58,6 +61,26 @@ def test_any_number_of_workers_gives_the_scores_of_mteb(cluster, tmp_path, numbe
         assert done[name].error is None, done[name].error
         found = done[name].outcome[TASK_RESULT]["scores"]
         assert largest_difference(scores(PlainSpecModel(spec), task), found) < 1e-6, name
+
+
+def test_rows_beside_a_model_are_those_of_this_process(cluster, tmp_path):
+    reranker = Reranker(model=str(save_cross_encoder(tmp_path / "r")), top_k=1, dtype="float32")
+    names = ["MockRetrievalTask", "MockMultilingualRetrievalTask"]
+    baselines = baselines_of(names, reranker)
+    jobs = [ScoreTask(MockTask(name), baselines) for name in names]
+    workers = Workers(number=2, tasks_at_once=2)
+    there = {found.job.name: found for found in run_jobs(jobs, WordSpec(), None, workers)}
+    here = {found.job.name: found for found in run_here(jobs, WordSpec(), None)}
+    for name in names:
+        assert there[name].error is None, there[name].error
+        rows, expected = there[name].outcome[FURTHER], here[name].outcome[FURTHER]
+        assert list(rows) == ["bm25", "hybrid", "reranked", "hybrid-reranked"]
+        for row, outcome in rows.items():
+            found, wanted = (one[TASK_RESULT]["scores"] for one in (outcome, expected[row]))
+            assert largest_difference(found, wanted) < 1e-6, (name, row)
+        cost = there[name].outcome[COST]
+        assert cost["documents"] == here[name].outcome[COST]["documents"] > 0
+        assert cost["bytes_per_document"] == here[name].outcome[COST]["bytes_per_document"]
 
 
 def test_workers_search_small_vectors_as_this_process_does(cluster, tmp_path):
