@@ -12,7 +12,7 @@ from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.write import write_plan
 from rayembed.data.records import Negative, Record
 from rayembed.evaluation.bm25 import Bm25
-from rayembed.evaluation.query_results import query_results
+from rayembed.evaluation.query_results import BEST_OF_QUERIES, query_results
 from rayembed.pipeline.evaluate.findings import ScoredModels, make_findings
 from rayembed_extras.query_changes import changes
 from rayembed_extras.query_changes.causes import (
@@ -223,6 +223,19 @@ def test_without_scores_of_the_start_there_is_nothing_to_compare(subject):
     assert changes_of_run(alone) is None
     same = ScoredModels({"a": subject.judged, "b": subject.judged}, "a", "b", "m", "s")
     assert changes_of_run(same).table is None
+
+
+def test_results_of_older_versions_are_left_out_and_named(tmp_path):
+    task = own_task(write_beir(tmp_path / "set", FILLERS, {"q": "what"}, {"q": {"f1": 1}}))
+    models = {
+        "one": scored(tmp_path, "one", task, {"q": ["f1"]}),
+        "two": scored(tmp_path, "two", task, {"q": ["f2", "f1"]}),
+    }
+    ((entry,),) = models["one"].tasks[0].results[task].scores.values()
+    del entry[BEST_OF_QUERIES]
+    finding = changes_of_run(ScoredModels(models, "two", "one", "m", str(tmp_path)))
+    assert finding.table is None
+    assert finding.lines[0].startswith("left out: planted, whose results were stored without")
 
 
 def test_texts_of_data_are_escaped(tmp_path):

@@ -35,6 +35,7 @@ from rayembed_extras.query_changes.search_data import (
     piece_results,
     results_by_place,
     search_data,
+    without_rankings,
 )
 from rayembed_extras.query_changes.training_rows import rows_with_negatives
 
@@ -64,7 +65,16 @@ def changes_of_run(subject: ScoredModels) -> Finding | None:
         if (changes := _changes(data, before[piece], after[piece], sources)) is not None
     ]
     tasks.sort(key=lambda task: not task.own)
-    return _finding({PAGE: ((subject.against, about), tasks)}, subject.judged.results)
+    finding = _finding({PAGE: ((subject.against, about), tasks)}, subject.judged.results)
+    old = [name for model in models for name in without_rankings(model.tasks)]
+    if not old:
+        return finding
+    hint = (
+        f"left out: {', '.join(dict.fromkeys(old))}, whose results were stored without rankings by "
+        f"an older version; remove their files in {models[0].results} and {models[1].results} and "
+        "run again"
+    )
+    return replace(finding, lines=(*finding.lines, hint))
 
 
 def _trained(subject: ScoredModels) -> str:

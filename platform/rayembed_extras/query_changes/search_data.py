@@ -9,7 +9,12 @@ from mteb.abstasks.retrieval import AbsTaskRetrieval
 from rayembed.evaluation.jobs import TaskFactory, load_data
 from rayembed.evaluation.plan import Scoring
 from rayembed.evaluation.pooled.model import document_texts, query_texts
-from rayembed.evaluation.query_results import QueryResult, query_results
+from rayembed.evaluation.query_results import (
+    BEST_OF_QUERIES,
+    QueryResult,
+    query_results,
+)
+from rayembed.results.scores import OF_QUERIES
 
 Place = tuple[str, str]
 """Split and subset of a task."""
@@ -74,9 +79,14 @@ def search_data(factory: TaskFactory) -> Iterator[SearchData]:
         data = task.dataset[subset][split]
         queries = data["queries"]
         texts = query_texts(queries, task.metadata)
+        parts = [
+            part
+            for part, all_ in ((split, task.eval_splits), (subset, task.hf_subsets))
+            if len(all_) > 1
+        ]
         name = task.metadata.name
         yield SearchData(
-            name if len(places) == 1 else f"{name} ({subset})",
+            f"{name} ({', '.join(parts)})" if parts else name,
             task.metadata,
             (split, subset),
             data["corpus"],
@@ -98,6 +108,22 @@ def results_by_place(scores: Mapping[str, Sequence[Any]]) -> dict[Place, Results
         for entry in rows
     }
     return {place: queries for place, queries in found.items() if queries}
+
+
+def without_rankings(tasks: Sequence[Scoring]) -> list[str]:
+    """Names of the tasks whose results have scores of single queries and no rankings, as results
+    of older versions.
+    """
+    return [
+        scoring.name
+        for scoring in tasks
+        if any(
+            OF_QUERIES in entry and BEST_OF_QUERIES not in entry
+            for result in scoring.results.values()
+            for rows in result.scores.values()
+            for entry in rows
+        )
+    ]
 
 
 def piece_results(
