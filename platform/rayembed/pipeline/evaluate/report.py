@@ -99,7 +99,7 @@ _ROWS = {
 
 
 def _scores_table(evaluated: EvaluationResult) -> Table:
-    """Each task with its score, and below it those of the rows beside the model with their paired
+    """Tabulate each task's score and, below it, the rows beside the model with their paired
     differences from it.
     """
     scored = evaluated.scored

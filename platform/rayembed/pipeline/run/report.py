@@ -102,15 +102,16 @@ def without_hybrids_of_others(scores: Mapping[ScoreKey, T], kept: ScoreKey) -> d
 def gains_table(run: Run, scores: Mapping[ScoreKey, ModelScores]) -> Table:
     """Mean differences with their intervals, and what the vectors cost, a row for each model.
 
-    Models of the run are compared with the untrained one; baselines and hybrid search with the last
-    stage's model, over the tasks that both have.
+    Models of the run are compared with the untrained one, hybrid search with its model, baselines
+    with the last stage's model, over the tasks that both have.
     """
     stages = [stage.name for stage in run.stages]
     last = ScoreKey(stages[-1])
     costs = cost_columns([total(scored.costs) for scored in scores.values()])
     rows: list[list[object]] = []
     for number, (key, scored) in enumerate(scores.items()):
-        base = last if key.baseline is not None or key.beside else UNTRAINED
+        base = last if key.baseline is not None else UNTRAINED
+        base = replace(key, beside="") if key.beside else base
         difference = MISSING
         if key != base and base in scores:
             tasks = [task for task in scored.scores if task in scores[base].scores]
