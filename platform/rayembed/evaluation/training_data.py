@@ -1,11 +1,12 @@
-"""Training data of a model by the names of mteb's tasks, for mteb's metadata of the model."""
+"""Training data of a model by the names of mteb's tasks, for mteb's metadata of the model.
+
+mteb is imported where it is needed: workers, which only embed, would wait for it.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-import mteb
 from huggingface_hub import ModelCard
-from mteb.get_tasks import TASK_LIST
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.run import Run
@@ -54,6 +55,8 @@ def training_data(reference: str, folder: Path) -> TrainingData:
     name = name_on_hub(reference)
     if name is None:
         return UNKNOWN
+    import mteb
+
     try:
         known = mteb.get_model_meta(name, fetch_from_hf=False).training_datasets
     except (KeyError, ValueError):  # a model that mteb has not
@@ -81,6 +84,8 @@ def _tasks_of(dataset: DatasetConfig) -> list[str]:
 
 def _tasks_of_hub(dataset: str) -> list[str]:
     """Tasks that read a data set of the hub."""
+    from mteb.get_tasks import TASK_LIST
+
     return [
         task.metadata.name for task in TASK_LIST if task.metadata.dataset.get("path") == dataset
     ]
