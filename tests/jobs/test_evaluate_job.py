@@ -167,7 +167,7 @@ def test_scores_are_shown_when_mlflow_has_gone(
         (("--tasks", "NFCorpos"), "did you mean 'NFCorpus'"),
         (("--benchmark", "BEIRR"), "did you mean 'BEIR'"),
         ((), "nothing to score the model on"),
-        (("--tasks", "NFCorpus", "--languages", "xyz"), "no task that is named has the language"),
+        (("--tasks", "NFCorpus", "--languages", "xyz"), "none of the named tasks has the language"),
         (("--tasks", "NFCorpus", "--set", "placement.worker=2"), "no setting 'placement.worker'"),
         (("--own-set", "/nothing/there"), "/nothing/there"),
         (("--benchmark", "NanoBIER"), "no benchmark 'NanoBIER'; did you mean 'NanoBEIR'?"),

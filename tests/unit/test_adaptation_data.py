@@ -432,7 +432,7 @@ def test_wrong_corpora_are_told(folder, tmp_path):
         override(tiny_adaptation(folder), ["corpus.texts.made-up.language=en"])
     with pytest.raises(ConfigError, match=r"placement\.grad_cache has no effect"):
         override(tiny_adaptation(folder), ["placement.grad_cache=false"])
-    with pytest.raises(ConfigError, match="take a multiple"):
+    with pytest.raises(ConfigError, match="use a multiple"):
         override(tiny_adaptation(folder), ["placement.workers=5"])
 
 

@@ -296,9 +296,9 @@ def test_settings_follow_the_number_of_rows(folder):
     assert few.stages[0].batch.global_pairs == 8
     assert _run_of(many, folder, steps=7).stages[0].steps == 7
     assert _run_of(many, folder, loss=InfoNCE(temperature=0.5)).stages[0].loss.temperature == 0.5
-    with pytest.raises(ConfigError, match="one of them is enough"):
+    with pytest.raises(ConfigError, match="give only one of them"):
         _run_of(many, folder, steps=7, epochs=1)
-    with pytest.raises(ConfigError, match=r"finetune\.steps=5 and .*epochs=3 are given, of which"):
+    with pytest.raises(ConfigError, match=r"finetune\.steps=5 and .*epochs=3 are both given"):
         _run_of(many, folder, epochs=3, settings={**FAST, "stages.finetune.steps": 5})
 
 
@@ -352,7 +352,9 @@ def test_a_set_in_memory_is_scored_as_one_on_disk(trained, folder):
     here = rayembed.evaluate(trained[0], judged, output=folder / "out")
     (place,) = (folder / "out" / "data" / "given").glob("set-*")
     assert rayembed.evaluate(trained[0].folder, place, output=folder / "out") == here
-    with pytest.raises(DataError, match="a set in memory has corpus, qrels, queries"):
+    with pytest.raises(
+        DataError, match="an in-memory set must have the keys corpus, qrels, queries"
+    ):
         rayembed.evaluate(trained[0], {"queries": {}}, output=folder / "out")
 
 
@@ -396,14 +398,14 @@ def test_ids_and_grades_of_other_types_are_those_of_texts_and_whole_numbers(tmp_
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [
-        ("queries", ["one"], r"queries of a set in memory: \['one'\] \(list\)"),
-        ("corpus", pd.DataFrame({"text": ["x"]}), r"(?s)corpus of a set in memory: .*DataFrame"),
-        ("corpus", {"d": 5.5}, r"corpus: 'd' of a set in memory is 5.5; wanted is a text"),
-        ("queries", {"q": None}, "queries: 'q' of a set in memory is None"),
-        ("queries", {("q",): "x"}, r"queries of a set in memory has the id \('q',\)"),
+        ("queries", ["one"], r"queries of an in-memory set is \['one'\] \(list\)"),
+        ("corpus", pd.DataFrame({"text": ["x"]}), r"(?s)corpus of an in-memory set is .*DataFrame"),
+        ("corpus", {"d": 5.5}, r"corpus: 'd' of an in-memory set is 5.5; expected a text"),
+        ("queries", {"q": None}, "queries: 'q' of an in-memory set is None"),
+        ("queries", {("q",): "x"}, r"queries of an in-memory set has the id \('q',\)"),
         ("queries", {None: "x"}, "has the id None"),
-        ("qrels", {"q": 1}, r"qrels of the query 'q' of a set in memory: 1 \(int\)"),
-        ("qrels", {"q": {"d": 0.5}}, "document 'd' has the grade 0.5; wanted is a whole number"),
+        ("qrels", {"q": 1}, r"qrels of the query 'q' of an in-memory set is 1 \(int\)"),
+        ("qrels", {"q": {"d": 0.5}}, "document 'd' has the grade 0.5; expected a whole number"),
         ("qrels", {"q": {"d": float("nan")}}, "has the grade nan"),
         ("qrels", {"q": {"d": 2**31}}, "has the grade 2147483648"),
         ("qrels", {"q": {"d": "high"}}, "has the grade 'high'"),
@@ -487,7 +489,7 @@ def test_rows_that_are_not_alike_are_refused(rows, told):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"steps": 3, "epochs": 1}, "one of them is enough"),
+        ({"steps": 3, "epochs": 1}, "give only one of them"),
         ({"steps": 0}, r"steps = '?0'?: must be greater than 0"),
         ({"epochs": 0}, r"epochs = '?0'?: must be greater than 0"),
         ({"batch_size": 0}, r"global_pairs = '?0'?: must be greater than 0"),
@@ -497,7 +499,7 @@ def test_rows_that_are_not_alike_are_refused(rows, told):
         ({"loss": "infonse"}, "did you mean 'infonce'|must be one of.*'infonce'"),
         ({"loss": InfoNCE}, r"call it, as in InfoNCE\(\)"),
         ({"loss": 0.05}, "must be a loss of rayembed.losses"),
-        ({"callbacks": [print]}, "is no rayembed.training.trainer.Callback"),
+        ({"callbacks": [print]}, "is not a rayembed.training.trainer.Callback"),
         ({"settings": {"stages.finetune.step": 3}}, "did you mean 'steps'"),
     ],
 )
@@ -629,13 +631,13 @@ def test_negatives_that_begin_late_are_trained_with(folder):
     ("part", "value", "told"),
     [
         ("qrels", {"q": {"d": 0.5}}, "qrels of the query 'q': the document 'd' has the grade 0.5"),
-        ("qrels", {"q": {"d": 2**31}}, "wanted is a whole number"),
-        ("corpus", ["a"], r"corpus of a set in memory: \['a'\] \(list\); wanted is a dict"),
-        ("corpus", {"d": None}, "corpus: 'd' of a set in memory is None; wanted is a text"),
-        ("corpus", {"d": "\ud83d"}, "wanted is a text of valid Unicode"),
+        ("qrels", {"q": {"d": 2**31}}, "expected a whole number"),
+        ("corpus", ["a"], r"corpus of an in-memory set is \['a'\] \(list\); expected a dict"),
+        ("corpus", {"d": None}, "corpus: 'd' of an in-memory set is None; expected a text"),
+        ("corpus", {"d": "\ud83d"}, "expected a text of valid Unicode"),
         ("corpus", {1: "a", "1": "b"}, "corpus: '1' occurs 2 times"),
         ("qrels", {"q": ["d", "d"]}, "qrels/test: 'q' with 'd' occurs 2 times"),
-        ("queries", {"\ud83d": "a"}, "queries of a set in memory has the id"),
+        ("queries", {"\ud83d": "a"}, "queries of an in-memory set has the id"),
     ],
 )
 def test_sets_in_memory_that_are_none_are_told(part, value, told, tmp_path):

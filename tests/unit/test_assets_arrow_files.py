@@ -71,7 +71,7 @@ def test_a_pickle_in_a_parquet_file_is_refused_and_not_run(table, sprung):
 def test_a_data_set_with_such_a_column_is_refused(table, sprung, tmp_path):
     path = tmp_path / "pairs.parquet"
     path.write_bytes(as_parquet(table))
-    with pytest.raises(DataError, match="whose values are made by code"):
+    with pytest.raises(DataError, match="which runs code when its values are read"):
         [row for piece in list_pieces(str(path)) for row in read_rows(piece)]
     assert not sprung.exists()
 
@@ -155,7 +155,9 @@ def test_a_footer_is_read_once_for_several_ranges_of_rows(monkeypatch):
 def test_a_row_that_a_file_does_not_have_is_told(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(parquet_bytes(pa.table({"a": list(range(64))}), 16))
-    with pytest.raises(ArtifactError, match=r"it has 64 rows, row 64 is asked for\. Make it anew"):
+    with pytest.raises(
+        ArtifactError, match=r"it has 64 rows, but row 64 is requested\. Make it anew"
+    ):
         read_sealed(str(path), remedy="Make it anew", rows=range(60, 65))
 
 

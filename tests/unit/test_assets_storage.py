@@ -197,7 +197,7 @@ def test_a_folder_is_copied_with_all_that_is_in_it(tmp_path):
     with pytest.raises(ArtifactError, match="cannot copy"):
         upload_folder(source, tmp_path / "file" / "copy")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ArtifactError, match="nothing to copy"):
+    with pytest.raises(ArtifactError, match="no files to copy"):
         upload_folder(tmp_path / "empty", tmp_path / "to")
 
 

@@ -93,7 +93,7 @@ def test_changes_of_the_protocol_reach_every_task_and_are_checked():
     with pytest.raises(ConfigError, match="warmup_share"):
         plan_of(wrong)
     twice = override(run(tasks=["RTE"]), ["protocol.seeds=[1, 1]"])
-    with pytest.raises(ConfigError, match="names a value twice"):
+    with pytest.raises(ConfigError, match="contains a value twice"):
         plan_of(twice)
     with pytest.raises(ConfigError, match=r"no setting 'protocol.epoch'; did you mean 'epochs'"):
         override(run(tasks=["RTE"]), ["protocol.epoch=1"])

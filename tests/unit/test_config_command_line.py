@@ -53,7 +53,7 @@ def test_a_file_stands_for_a_recipe(tmp_path, monkeypatch):
             ["--recipe", "nvembed-quickstar"],
             "error: no recipe 'nvembed-quickstar'; did you mean 'nvembed-quickstart'?\n",
         ),
-        (["--recipe", "none.yaml"], "error: cannot read the run 'none.yaml'"),
+        (["--recipe", "none.yaml"], "error: cannot read the settings file 'none.yaml'"),
         (["--set", "sead=1"], "error: no setting 'sead'; did you mean 'seed'?\n"),
         (["--set", "seed"], "error: --set 'seed': expected path.to.setting=value\n"),
         (["--set", "placement.workers=7"], "cannot be shared equally"),

@@ -14,7 +14,10 @@ FRACTION = {"kind": "fraction", "share": 0.1}
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        ({"source": {"kind": "classes", "path": "a"}}, r"'classes' cannot be held out"),
+        (
+            {"source": {"kind": "classes", "path": "a"}},
+            r"held_out does not support the source kind 'classes'",
+        ),
         (
             {
                 "source": {"kind": "records", "path": "a"},
@@ -22,16 +25,19 @@ FRACTION = {"kind": "fraction", "share": 0.1}
             },
             r"records have no such column; did you mean 'label'",
         ),
-        ({"held_out": {"kind": "groups", "column": "a"}}, r"either a share of the groups"),
+        ({"held_out": {"kind": "groups", "column": "a"}}, r"set either held_out\.share"),
         (
             {"held_out": {"kind": "groups", "column": "a", "share": 0.5, "values": ["b"]}},
-            r"either a share of the groups",
+            r"set either held_out\.share",
         ),
-        ({"held_out": {"kind": "ids", "column": "a"}}, r"set one of values and\s+file"),
+        (
+            {"held_out": {"kind": "ids", "column": "a"}},
+            r"held_out\.values \(a\s+list of ids\) or held_out\.file",
+        ),
         ({"held_out": {**FRACTION, "share": 1.0}}, r"share = 1.0: must be less than 1"),
         (
             {"held_out": {**FRACTION, "share": 1e-6, "max_queries": 1000}},
-            r"rank 1,000,000,\d+ documents, and at most 10,000,000",
+            r"hashes of 1,000,000,\d+ documents in memory, but at most 10,000,000",
         ),
         ({"held_out": {"kind": "groups", "columns": "a"}}, r"did you mean 'column'"),
     ],

@@ -279,13 +279,13 @@ def test_hand_written_yaml_needs_only_what_has_no_default(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("name: [a", "cannot read the run"),
-        ("- a\n- b", "must be a mapping"),
-        ("", "must be a mapping"),
+        ("name: [a", "cannot read the settings file"),
+        ("- a\n- b", "must hold a mapping"),
+        ("", "must hold a mapping"),
         ("name: a\nname: b", "the name 'name' is given twice"),
         ("? [a]\n: b", "must be a text"),
         ("name: a", "setting 'model' is required"),
-        ("seed: !!python/object:os.system x", "cannot read the run"),
+        ("seed: !!python/object:os.system x", "cannot read the settings file"),
     ],
 )
 def test_a_file_that_is_no_run_is_refused(tmp_path, content, message):
@@ -296,12 +296,12 @@ def test_a_file_that_is_no_run_is_refused(tmp_path, content, message):
 
 
 def test_a_file_that_is_missing_or_not_text_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="cannot read the run"):
+    with pytest.raises(ConfigError, match="cannot read the settings file"):
         Run.read(tmp_path / "none.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="cannot read the run"):
+    with pytest.raises(ConfigError, match="cannot read the settings file"):
         Run.read(tmp_path / "binary.yaml")
-    with pytest.raises(ConfigError, match="cannot read the run"):
+    with pytest.raises(ConfigError, match="cannot read the settings file"):
         Run.read(tmp_path)
 
 

@@ -92,10 +92,10 @@ def test_a_member_that_is_not_installed_is_named_where_it_is_asked_for(
     [
         ("pear = no_such_module:Pear", "package orchard adds 'pear'"),
         (f"pear = {HERE}:Plum", "cannot be imported"),
-        (f"plum = {HERE}:Pear", "whose kind is another"),
+        (f"plum = {HERE}:Pear", "which has another kind"),
         (f"apple = {HERE}:Apple", "which another member has"),
         (f"stone = {HERE}:Stone", "derives from"),
-        (f"here = {HERE}:HERE", "is no class of settings"),
+        (f"here = {HERE}:HERE", "is not a settings class"),
     ],
 )
 def test_a_wrong_entry_point_is_left_out_and_told_with_its_package(

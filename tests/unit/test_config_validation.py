@@ -113,7 +113,7 @@ def test_what_is_refused_of_a_held_out_part(tmp_path):
     values["data"]["datasets"].append(more)
     two = parse(Run, {**values, "stages": [*values["stages"], second]})
     assert of_stages(two, ["finetune"]).validation_names == ("pairs-held-out",)
-    with pytest.raises(ConfigError, match="none of this run does"):
+    with pytest.raises(ConfigError, match="no data set of this run holds a part out"):
         of_stages(two, ["second"])
 
 
@@ -122,11 +122,14 @@ def test_what_is_refused_of_a_held_out_part(tmp_path):
     [
         (KEEP_LAST, r"early_stopping with keep 'last'.*set keep=best"),
         ("evaluation.validation.weights={sentence: 2}", "did you mean 'sentences'"),
-        ("evaluation.validation.every_steps=500", "only last steps would have a score"),
+        ("evaluation.validation.every_steps=500", "only last steps would be scored"),
         ("evaluation.validation.data.sets=[]", "at least 1 item"),
         ("evaluation.validation.data.sets.topics.name=groups", "own sets have the name 'groups'"),
         ("evaluation.validation.data.kind=wiki", "must be one of"),
-        ("evaluation.validation.data={kind: held_out}", "none of this run does; set data.datasets"),
+        (
+            "evaluation.validation.data={kind: held_out}",
+            "no data set of this run holds a part out; set data.datasets",
+        ),
         ("evaluation.validation.patience=1", "no setting 'evaluation.validation.patience'"),
     ],
 )

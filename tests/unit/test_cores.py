@@ -112,6 +112,6 @@ def test_a_run_says_what_it_took_and_writes_it_down(monkeypatch, caplog, here, n
     assert f"threads_per_worker: {number}" in settled.to_yaml()
     assert settled.fingerprint == run.fingerprint
     (line,) = caplog.messages
-    assert line.startswith(f"{number} thread(s) a worker: ")
+    assert line.startswith(f"{number} thread(s) for each worker: ")
     assert ("other processes take 2.0 of this machine's 2 cores (load 9.0)" in line) is here
     assert with_threads(settled, None) is settled, "a number that is named is taken"

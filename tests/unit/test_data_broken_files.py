@@ -231,7 +231,7 @@ def test_no_plan_is_finished_without_one_of_its_files(part, tmp_path):
     assert manifest["files"] == {STEP_FILE: size}
     (folder / "manifest.json").unlink()
     (folder / STEP_FILE).unlink()
-    told = rf"gone, for .*{STEP_FILE}'.*Remove the folder '{folder}'"
+    told = rf"missing, for .*{STEP_FILE}'.*Remove the folder '{folder}'"
     with pytest.raises(ArtifactError, match=told):
         finish(Entry(str(folder)), manifest)
     assert not (folder / "manifest.json").exists()

@@ -212,7 +212,7 @@ def test_a_loss_and_its_data_fit_each_other(monkeypatch) -> None:
         override(recipe, graded)
     with pytest.raises(ConfigError, match="mining treats every pair as a query"):
         override(recipe, [*graded, *mined])
-    with pytest.raises(ConfigError, match="kind 'classes' cannot be held out"):
+    with pytest.raises(ConfigError, match="held_out does not support the source kind 'classes'"):
         override(recipe, [f"{pairs}.source={{kind: classes, path: x.jsonl}}"])
     monkeypatch.setattr(InfoNCE, "needs", frozenset({"similarity"}), raising=False)
     assert override(recipe, graded).data.datasets[0].source.kind == "graded"
@@ -220,12 +220,12 @@ def test_a_loss_and_its_data_fit_each_other(monkeypatch) -> None:
         override(recipe, ["stages.finetune.steps=2000"])
     monkeypatch.setattr(InfoNCE, "needs", frozenset({"teacher_scores"}), raising=False)
     assert override(recipe, mined).data.datasets[0].mining is not None
-    with pytest.raises(ConfigError, match="the stage takes none; set batch"):
+    with pytest.raises(ConfigError, match="the stage uses no hard negatives; set batch"):
         override(recipe, ["stages.finetune.steps=2000"])
     given = [f"{pairs}.source.negatives=negatives", *mined[1:]]
     with pytest.raises(ConfigError, match="learns from a teacher's scores"):
         override(recipe, given)
-    with pytest.raises(ConfigError, match="are of several teachers"):
+    with pytest.raises(ConfigError, match="come from several teachers"):
         override(recipe, [*mined, f"{pairs}.mining.further_teachers=[{{teacher: other}}]"])
 
 

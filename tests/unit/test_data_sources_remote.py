@@ -133,7 +133,7 @@ def test_what_the_hub_does_not_give(hub: DatasetHub, monkeypatch: pytest.MonkeyP
         list_pieces("hf://datasets/org/pairs@main/data/dev-*")
     with pytest.raises(AssetError, match=r"GatedRepo.*HF_TOKEN"):
         list_pieces("hf://datasets/org/gated@main")
-    with pytest.raises(AssetError, match=r"names a model of the hub"):
+    with pytest.raises(AssetError, match=r"names a model repository"):
         open_source("hf://org/pairs@main/data")
     with pytest.raises(DataError, match=r"loading script, and no code .*@refs/convert/parquet"):
         list_pieces("hf://datasets/org/scripts@main")

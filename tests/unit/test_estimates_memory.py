@@ -199,7 +199,7 @@ def test_a_run_that_does_not_fit_the_named_gpu_is_told_whole_and_ends_with_2(cap
         ),
         (
             {"gpu": "H100", "use_gpu": False},
-            r"placement.gpu is H100, and placement.use_gpu=false trains on CPUs",
+            r"placement.gpu is H100, but placement.use_gpu=false trains on CPUs",
         ),
     ],
 )

@@ -214,7 +214,7 @@ def test_the_share_that_is_taken_is_kept_whatever_the_scores_say(take, kept, mix
 
 def test_no_share_can_be_taken_of_a_run_without_a_guard():
     run = override(get_recipe("biencoder"), ["evaluation.guard=null"])
-    with pytest.raises(ConfigError, match=r"evaluation\.guard=null, so that the trained model"):
+    with pytest.raises(ConfigError, match=r"evaluation\.guard=null, so it kept the trained model"):
         Trained(SimpleNamespace(run=run)).take(0.5)
     with pytest.raises(ConfigError, match=r"evaluation\.guard\.take"):
         Trained(SimpleNamespace(run=get_recipe("biencoder"))).take(1.5)
@@ -292,7 +292,10 @@ def test_without_scores_of_queries_there_is_no_interval():
     ("changes", "told"),
     [
         (["evaluation.before_training=false"], "before_training=true"),
-        (["data.datasets.pairs.held_out=null"], "held out; set evaluation.guard=null too"),
+        (
+            ["data.datasets.pairs.held_out=null"],
+            "no data set holds a part out; set evaluation.guard=null",
+        ),
         (["evaluation.guard.own_sets=[mine]"], "own_sets lacks"),
         (["evaluation.guard.shares=[1.0]"], "shares"),
         (["evaluation.guard.method=soup"], "'linear' or 'slerp'"),

@@ -315,7 +315,7 @@ def test_queries_with_examples_are_read_as_long_as_they_were_trained(tmp_path):
 
 def test_vectors_are_cut_and_brought_to_unit_length(biencoder, caplog):
     spec = spec_of(biencoder, dimensions=12)
-    assert "was not trained to be cut to 12 of its 32 dimensions" in caplog.text
+    assert "was not trained to have its vectors cut to 12 of 32 dimensions" in caplog.text
     assert spec.meta.embed_dim == 12
     encode_spec = spec.encode_spec(SCIFACT, QUERY)
     found = spec.load("cpu")(TEXTS, encode_spec)
@@ -393,7 +393,7 @@ def test_an_incomplete_folder_is_refused_before_anything_is_loaded(nvembed, tmp_
 
 
 def test_settings_that_others_do_not_take(biencoder):
-    with pytest.raises(ConfigError, match="revision = 'x' is for models that mteb loads"):
+    with pytest.raises(ConfigError, match="revision = 'x' applies only to models that mteb loads"):
         spec_of(biencoder, revision="x")
     with pytest.raises(ConfigError, match="bm25 has no vectors"):
         spec_of("bm25")

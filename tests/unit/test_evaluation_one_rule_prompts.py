@@ -175,7 +175,9 @@ def test_names_that_cannot_be_read_alike_are_refused(tmp_path):
             override(run, [f"evaluation.instructions={{{task}-{side}: check it}}"])
     for role in ("query", "document"):
         with_datasets(run, {role: ""})  # without an instruction it may
-        with pytest.raises(ValidationError, match=f"the name '{role}' cannot have an instruction"):
+        with pytest.raises(
+            ValidationError, match=f"a data set named '{role}' cannot have an instruction"
+        ):
             with_datasets(run, {role: "find it"})
     model = load_model(ARCHITECTURES["biencoder"](tmp_path / "model"))
     with pytest.raises(ConfigError, match="the name 'query' cannot"):

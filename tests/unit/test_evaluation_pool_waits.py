@@ -57,9 +57,12 @@ def test_workers_that_die_whenever_they_come_back_are_not_waited_for_without_end
 @pytest.mark.parametrize(
     ("workers", "told"),
     [
-        (Workers(number=5), "workers=5 need 1 CPUs each, whole on one node, and 4 fit"),
-        (Workers(number=2, cpus=2.0), "workers=2 need 2 CPUs each, whole on one node, and 1 fit"),
-        (Workers(gpu=True), "need 1 CPUs and 1 GPUs each, whole on one node, and 0 fit"),
+        (Workers(number=5), "workers=5 need 1 CPUs each, all of it on one node, but only 4 fit"),
+        (
+            Workers(number=2, cpus=2.0),
+            "workers=2 need 2 CPUs each, all of it on one node, but only 1 fit",
+        ),
+        (Workers(gpu=True), "need 1 CPUs and 1 GPUs each, all of it on one node, but only 0 fit"),
     ],
 )
 def test_what_a_cluster_cannot_give_is_refused_and_not_waited_for(monkeypatch, workers, told):

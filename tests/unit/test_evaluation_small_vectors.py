@@ -197,7 +197,7 @@ def test_results_of_small_vectors_have_a_revision_of_their_own(tmp_path):
     ("settings", "message"),
     [
         ({"precision": "int4"}, "float32.*int8.*binary"),
-        ({"precision": "int8", "rescore": {}}, "rescore is for precision 'binary'"),
+        ({"precision": "int8", "rescore": {}}, "rescore improves a search with precision 'binary'"),
         ({"rescore": {}}, "precision is 'float32'"),
         ({"precision": "binary", "rescore": {"candidates": 0}}, "candidates"),
         ({"reference": "bm25", "precision": "int8"}, "bm25 has none"),

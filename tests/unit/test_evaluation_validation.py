@@ -152,7 +152,7 @@ def test_nano_tasks_alone_may_choose(tmp_path):
     (task,) = validation_tasks(override(run, nano))
     assert task.metadata.name == "NanoNQRetrieval"
     for name in ("SciFact", "NanoNQ", "STSBenchmark"):
-        with pytest.raises(ConfigError, match="no task of NanoBEIR, and what models are compared"):
+        with pytest.raises(ConfigError, match="not a task of NanoBEIR; tasks that compare models"):
             validation_tasks(override(run, [nano[0], f"evaluation.validation.data.tasks=[{name}]"]))
 
 

@@ -19,13 +19,13 @@ REFUSED = {
         "stages.pretrain.batch.global_pairs=6",
         "stages.finetune.batch.global_pairs=6",
     ],
-    r"expert_parallel 3 cannot share model\.experts\.num_experts 8 out equally": [
+    r"expert_parallel 3 cannot divide model\.experts\.num_experts 8 evenly": [
         "placement.workers=3",
         "placement.expert_parallel=3",
         "stages.pretrain.batch.global_pairs=6",
         "stages.finetune.batch.global_pairs=6",
     ],
-    r"does not go together with placement\.zero_stage 3.* take zero_stage 2": [
+    r"does not go together with placement\.zero_stage 3.* set zero_stage to 2": [
         "placement.workers=2",
         "placement.zero_stage=3",
     ],
@@ -34,7 +34,7 @@ REFUSED = {
         "placement.zero_stage=0",
         "model.backbone.dtype=bfloat16",
     ],
-    r"the model \(nomic-moe\) has none": ["placement.workers=2", "model.experts=null"],
+    r"the model \(nomic-moe\) has no experts": ["placement.workers=2", "model.experts=null"],
 }
 
 
@@ -56,7 +56,7 @@ def test_an_elastic_run_is_refused():
 
 
 def test_a_model_without_experts_is_refused():
-    with pytest.raises(ConfigError, match=r"the model \(biencoder\) has none; leave it at 1"):
+    with pytest.raises(ConfigError, match=r"the model \(biencoder\) has no experts; leave it at 1"):
         override(get_recipe("biencoder"), ["placement.workers=2", "placement.expert_parallel=2"])
 
 

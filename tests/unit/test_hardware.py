@@ -252,7 +252,7 @@ def test_the_type_of_a_run_is_said_in_one_line(monkeypatch, caplog):
     run_settled(override(run, ["model.backbone.dtype=bfloat16"]), here)
     run_settled(override(run, ["model.backbone.dtype=float32"]), here)
     assert [record.message for record in caplog.records] == [
-        "model.backbone.dtype auto is float32: this CPU emulates bfloat16 (9 times slower)",
+        "model.backbone.dtype=auto: using float32: this CPU emulates bfloat16 (9 times slower)",
         "model.backbone.dtype is bfloat16, but this CPU emulates bfloat16 (9 times slower) on the "
         "workers' nodes; a new run with auto or float32 is faster",
     ]

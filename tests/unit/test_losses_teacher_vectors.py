@@ -230,7 +230,7 @@ def test_settings_that_do_not_fit_are_refused():
         stage("vector_distillation", teachers=())
     with pytest.raises(ConfigError, match=r"reads vectors of teachers"):
         stage({"false_negatives": {"by": "teachers"}}, teachers=())
-    with pytest.raises(ConfigError, match=r"teachers have no effect, for the loss 'infonce'"):
+    with pytest.raises(ConfigError, match=r"teachers have no effect, because the loss 'infonce'"):
         stage("infonce")
     with pytest.raises(ConfigError, match=r"two of its teachers are the same"):
         stage("similarity_distillation", teachers=["a", "a"])

@@ -277,7 +277,7 @@ def test_settings_that_sentence_transformers_does_not_take(tmp_path):
     folder = save_biencoder(tmp_path / "model")
     with pytest.raises(ConfigError, match="prompts is set"):
         spec_of(f"st:{folder}", prompts={"table": "none"})
-    with pytest.raises(ConfigError, match="revision = 'x' is for models that mteb loads"):
+    with pytest.raises(ConfigError, match="revision = 'x' applies only to models that mteb loads"):
         spec_of(f"st:{folder}", revision="x")
 
 

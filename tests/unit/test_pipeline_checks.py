@@ -50,7 +50,7 @@ def test_widths_of_a_loss_are_below_that_of_the_vectors(run):
     wide = override(run, ["stages.one.loss.dimensions=[32]"])
     with pytest.raises(ConfigError, match=r"one\.loss\.dimensions names \[32\], .* are 32 wide"):
         check_inputs(wide)
-    with pytest.raises(ConfigError, match="names a value twice"):
+    with pytest.raises(ConfigError, match="contains a value twice"):
         override(run, ["stages.one.loss.dimensions=[8,8]"])
 
 

@@ -131,7 +131,7 @@ def renamed() -> Run:
             "no_such_package:recipe",
             "'renamed' to .*, but no_such_package:recipe cannot be",
         ),
-        ("builtins:dict", "builtins:dict returns no run"),
+        ("builtins:dict", "builtins:dict does not return a run"),
     ],
 )
 def test_another_package_adds_a_recipe(

@@ -144,7 +144,7 @@ def test_the_model_is_pushed_to_the_hub_with_its_card(folders, job, monkeypatch)
     assert b"# tiny" in hub.files["README.md"]
     for wrong, message in (
         (("--model", str(first), "--push-to-hub", "tiny"), "expected org/name"),
-        (("--rollback", "--push-to-hub", "org/tiny"), "--rollback takes only --name"),
+        (("--rollback", "--push-to-hub", "org/tiny"), "--rollback cannot be combined with"),
     ):
         code, _, err = job("--name", "tiny", *wrong)
         assert (code, message in err) == (2, True)
@@ -368,7 +368,7 @@ def test_the_card_of_a_trained_model_is_written_from_its_run(store, job, tmp_pat
             2,
             "--tolerance applies to --better-than",
         ),
-        (["--rollback", "--name", "n", "--promote"], 2, "--rollback takes only --name"),
+        (["--rollback", "--name", "n", "--promote"], 2, "--rollback cannot be combined with"),
         (["--rollback", "--name", "n"], 1, "no registered model 'n'"),
         (["--model", "models:/n@champion"], 1, "no registered model 'n'"),
         (["--model", "models:/n"], 2, "write models:/name@alias or models:/name/version"),

@@ -105,7 +105,7 @@ def test_the_first_rung_of_asha_lies_within_the_epochs(tmp_path):
     total = known_trials(sweep)[0].run.total_steps
     bracket = asha(sweep, [], total)._brackets[0]
     assert bracket._rungs[-1][0] == 10
-    with pytest.raises(ConfigError, match=r"set evaluation\.validation\.every_steps to less"):
+    with pytest.raises(ConfigError, match=r"lower evaluation\.validation\.every_steps"):
         check_sweep(sweep_of(tmp_path, *judged[::2], "seed=grid(0, 1)", arguments=arguments))
 
 

@@ -322,7 +322,7 @@ def test_a_reference_names_what_decides_and_nothing_else() -> None:
         ("sample://wikipedia/sentence.jsonl?held_out=1000", "write .*sentence.jsonl$"),
         ("sample://wikipedia/WikiTopicClustering/test.jsonl?documents=3", "has no effect"),
         ("sample://wikipedia/WikiSentenceRetrieval?queries=501", "queries 501 exceeds documents"),
-        ("sample://wikipedia/WikiCrossLingualRetrieval", "needs languages"),
+        ("sample://wikipedia/WikiCrossLingualRetrieval", "languages, such as"),
         ("sample://wikipedia/sentence.jsonl?language=de", "must be 'en', 'fr' or 'es'"),
     ],
 )

@@ -62,7 +62,9 @@ class Evaluate(Callback):
             restore(state)
         for name, value in figures.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ConfigError(f"the evaluator's {name!r} is {value!r}, not a number")
+                raise ConfigError(
+                    f"the evaluator returned {name!r} = {value!r}, which is not a number"
+                )
             record[f"own/{name}"] = float(value)
 
     def on_train_end(self) -> None:

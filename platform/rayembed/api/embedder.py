@@ -130,7 +130,8 @@ def load(
             folder = registry.find_folder(reference, uri)
         except ArtifactError as error:
             raise ArtifactError(
-                f"{error} (asked {uri}; output= or MLFLOW_TRACKING_URI names another)"
+                f"{error} (looked in MLflow at {uri}; output= or MLFLOW_TRACKING_URI selects "
+                "another)"
             ) from None
     else:
         folder = resolve_model(reference)

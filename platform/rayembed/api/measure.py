@@ -107,7 +107,8 @@ def _beir_folder(given: Mapping[str, Any], storage: str) -> str:
     wanted = {"queries", "corpus", "qrels"}
     if set(given) != wanted:
         raise DataError(
-            f"a set in memory has {', '.join(sorted(wanted))}, not {', '.join(map(str, given))}"
+            f"an in-memory set must have the keys {', '.join(sorted(wanted))}; given: "
+            f"{', '.join(map(str, given))}"
         )
     rows: dict[str, list[dict[str, Any]]] = {
         "corpus.jsonl": [_text_row("corpus", *item) for item in _items(given["corpus"], "corpus")],
@@ -142,8 +143,8 @@ def _items(given: Any, part: str) -> list[tuple[Any, Any]]:
     if hasattr(given, "items") and not hasattr(given, "columns"):
         return list(given.items())
     raise DataError(
-        f"{part} of a set in memory: {repr(given)[:80]} ({type(given).__name__}); wanted is a dict "
-        "or a Series: texts by id, and of qrels {query id: {document id: grade}}"
+        f"{part} of an in-memory set is {repr(given)[:80]} ({type(given).__name__}); expected a "
+        "dict or a Series: texts by id, or for qrels {query id: {document id: grade}}"
     )
 
 
@@ -155,7 +156,7 @@ def _text_row(part: str, name: Any, text: Any) -> dict[str, str]:
     if set(found) - {"title", "text"} or not texts:
         or_both = ", or a dict of title and text" if part == "corpus" else ""
         raise DataError(
-            f"{part}: {name!r} of a set in memory is {repr(text)[:80]}; wanted is a text of valid "
+            f"{part}: {name!r} of an in-memory set is {repr(text)[:80]}; expected a text of valid "
             f"Unicode{or_both}"
         )
     return {"_id": _id(name, part), **found}
@@ -179,7 +180,8 @@ def _id(value: Any, part: str) -> str:
         name = None
     if name is None or not is_unicode(name):
         raise DataError(
-            f"{part} of a set in memory has the id {repr(value)[:80]}; wanted are texts and numbers"
+            f"{part} of an in-memory set has the id {repr(value)[:80]}; ids must be texts or "
+            "numbers"
         )
     return name
 
@@ -198,8 +200,8 @@ def _grades(query: str, judged: Any) -> list[tuple[str, int]]:
         whole = isinstance(grade, int) or (isinstance(grade, float) and grade.is_integer())
         if not whole or abs(grade) > _LARGEST_GRADE:
             raise DataError(
-                f"{where}: the document {document!r} has the grade {repr(value)[:80]}; wanted is a "
-                f"whole number between -{_LARGEST_GRADE} and {_LARGEST_GRADE}, or True and False"
+                f"{where}: the document {document!r} has the grade {repr(value)[:80]}; expected a "
+                f"whole number between -{_LARGEST_GRADE} and {_LARGEST_GRADE}, True or False"
             )
         found.append((_id(document, where), int(grade)))
     return found

@@ -91,9 +91,9 @@ class Trained:
         """
         if self.run.evaluation.guard is None:
             raise ConfigError(
-                "take: this run has evaluation.guard=null, so that the trained model is kept; its "
-                "start is stored next to it. Call the same train with "
-                "settings={'evaluation.guard': {}} for mixtures of the two"
+                "take: this run has evaluation.guard=null, so it kept the trained model and made "
+                "no mixtures with the untrained one. To get mixtures, call the same train with "
+                "settings={'evaluation.guard': {}}"
             )
         return trained_by(override(self.run, [f"evaluation.guard.take={float(share)!r}"]))
 
@@ -175,7 +175,9 @@ def train(
     storage = absolute_storage(str(output))
     path = rows_file(pairs, storage)
     if steps is not None and epochs is not None:
-        raise ConfigError(f"steps={steps} and epochs={epochs:g} are given; one of them is enough")
+        raise ConfigError(
+            f"steps={steps} and epochs={epochs:g} are both given; give only one of them"
+        )
     given = {
         "model.backbone.path": reference_of(model),
         "placement.storage_path": storage,
@@ -262,8 +264,8 @@ def _check_callback(callback: object) -> None:
 
     if not isinstance(callback, Callback):
         raise ConfigError(
-            f"callbacks: {callback!r} is no rayembed.training.trainer.Callback; derive a class "
-            "from it and give an object of the class (docs/python.md)"
+            f"callbacks: {callback!r} is not a rayembed.training.trainer.Callback; derive a class "
+            "from that and pass an object of it (docs/python.md)"
         )
 
 

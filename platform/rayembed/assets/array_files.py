@@ -135,7 +135,7 @@ def check_seal(content: bytes | memoryview, seal: bytes | memoryview) -> None:
     """
     if not is_seal(seal):
         raise ValueError(
-            "the digest that rayembed writes into each file is missing: something else wrote it"
+            "the checksum that rayembed writes at its end is missing: another program wrote it"
         )
     if bytes(seal) != seal_of(content):
-        raise ValueError("its content is not what was written: the digest is another")
+        raise ValueError("its content has changed since it was written: the checksum differs")

@@ -134,7 +134,7 @@ def _groups_of(footer: pq.FileMetaData, rows: range) -> tuple[int, list[int]]:
         ValueError: the file has fewer rows.
     """
     if rows.stop > footer.num_rows:
-        raise ValueError(f"it has {footer.num_rows:,} rows, row {rows.stop - 1:,} is asked for")
+        raise ValueError(f"it has {footer.num_rows:,} rows, but row {rows.stop - 1:,} is requested")
     ends = np.cumsum([footer.row_group(g).num_rows for g in range(footer.num_row_groups)])
     groups = range(
         int(np.searchsorted(ends, rows.start, side="right")),
@@ -185,7 +185,9 @@ def _end_of(file: pa.NativeFile) -> tuple[bytes, bytes]:
         raise ValueError("it does not end as a Parquet file does")
     length = _length(end[-_END_BYTES:]) + _END_BYTES
     if size < SEAL_BYTES + length:
-        raise ValueError(f"its footer should have {length:,} bytes, the file has {size:,}")
+        raise ValueError(
+            f"its footer should have {length:,} bytes, but the whole file has {size:,}"
+        )
     if len(end) < SEAL_BYTES + length:
         end = file.read_at(SEAL_BYTES + length, size - SEAL_BYTES - length)
     return end[-length - SEAL_BYTES : -length], end[-length:]
@@ -244,9 +246,9 @@ def check_plain(schema: pa.Schema) -> None:
     for field in schema:
         if (name := _foreign(field.type)) is not None:
             raise pa.ArrowInvalid(
-                f"the column {field.name!r} has the type {name!r}, whose values are made by code "
-                "when they are read (Ray's are pickles, which can run any); write the column as "
-                "plain texts, numbers or lists"
+                f"the column {field.name!r} has the type {name!r}, which runs code when its values "
+                "are read (Ray's own types hold pickles, which can run anything); write the column "
+                "as plain texts, numbers or lists"
             )
 
 
@@ -259,8 +261,7 @@ def _check_names(names: Sequence[str]) -> None:
     if len(set(names)) < len(names):
         twice = next(name for place, name in enumerate(names) if name in names[:place])
         raise pa.ArrowInvalid(
-            f"two columns are named {twice!r}, and one of them would be left out; rename or remove "
-            "one"
+            f"two columns are named {twice!r}, so one of them would be lost; rename or remove one"
         )
 
 

@@ -57,7 +57,8 @@ def filled(entry: Path, fill: Callable[[Path], None], *, checked: bool = False) 
     """
     if ".." in entry.parts:
         raise AssetError(
-            f"{str(entry)!r} is no entry of the asset cache; nothing was changed there"
+            f"{str(entry)!r} is no entry of the asset cache, because its path contains '..'; "
+            "nothing was changed there"
         )
     if is_complete(entry, checked=checked):
         return entry / _FILES
@@ -156,6 +157,7 @@ def _check_is_ours(entry: Path) -> None:
     ours = entry.is_dir() and not entry.is_symlink()
     if not ours or {path.name for path in entry.iterdir()} - {_MANIFEST, _FILES}:
         raise AssetError(
-            f"{str(entry)!r} is no entry of the asset cache, and one is to be put there; nothing "
-            f"was removed. Move it away, or set {CACHE_VARIABLE} to a folder of its own"
+            f"{str(entry)!r} is no entry of the asset cache, but has the path of one that is "
+            f"needed; nothing was removed. Move it away, or set {CACHE_VARIABLE} to a folder that "
+            "only the cache uses"
         )

@@ -63,8 +63,8 @@ def format_of(folder: Path) -> FolderFormat | None:
     formats = {} if name is None else FORMATS.members()
     if name is not None and name not in formats:
         raise ConfigError(
-            f"{str(folder)!r} is a model in the format {name!r}, which nothing that is installed "
-            "reads; rayembed_extras/compression reads 'graph', with what "
-            "pip install 'rayembed[compress]' installs"
+            f"{str(folder)!r} is a model in the format {name!r}, which no installed package can "
+            "load; the format 'graph' needs rayembed_extras/compression and pip install "
+            "'rayembed[compress]'"
         )
     return None if name is None else formats[name]

@@ -133,7 +133,7 @@ def fetch_model_from_hub(reference: str, cache: Path | None) -> Path:
         raise unavailable(reference, error) from error
     except (OSError, httpx.HTTPError) as error:
         logger.warning(
-            "the hub does not answer (%s); looking for %s in its cache", error, reference
+            "the hub does not answer (%s); looking for %s in the local cache", error, reference
         )
         start = f"{glob.escape(wanted.inside)}/*" if wanted.inside else "*"
         patterns = [f"{start}{ending}" for ending in _MODEL_FILES]
@@ -235,7 +235,7 @@ def check_repository_name(name: str) -> str:
         whole = False
     if not whole:
         raise ConfigError(
-            f"{name!r} is no name of a repository on the hub; expected org/name of letters, "
+            f"{name!r} cannot be the name of a hub repository; expected org/name of letters, "
             "digits, '-', '_' and '.'"
         )
     return name
@@ -277,6 +277,6 @@ def upload_model(folder: Path, name: str, card: str) -> str:
         raise AssetError(
             f"cannot upload {str(folder)!r} to {name!r} on the hub ({type(error).__name__}): "
             f"{said}. HF_TOKEN must allow writing to {name.partition('/')[0]!r}; HF_ENDPOINT "
-            "names another hub. The same command tries again"
+            "selects another hub. Run the same command to try again"
         ) from error
     return str(made)

@@ -157,12 +157,12 @@ def with_retries(
             error = raised
         seconds = min(max(wait, _asked_to_wait(error)), LONGEST_WAIT_SECONDS)
         logger.warning(
-            "%s: %s; try %d follows in %g s",
+            "%s: %s; attempt %d follows in %g s",
             what, " ".join(str(error).split()), tried + 1, seconds,
         )  # fmt: skip
         del error
         (sleep or time.sleep)(seconds)
-    raise AssertionError("the last try returns or raises")
+    raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 def _most_tries(error: BaseException, most: int) -> int:

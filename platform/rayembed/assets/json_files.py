@@ -38,14 +38,15 @@ def read_json(path: str, remedy: str) -> dict[str, Any]:
     try:
         values = json.loads(content)
         if not isinstance(values, dict):
-            raise ValueError("it must be an object")
+            raise ValueError("it must hold a JSON object")
         digest = values.pop(DIGEST, None)
         if digest is None:
             raise ValueError(
-                "the digest that rayembed writes into each file is missing: something else wrote it"
+                "the entry `digest`, the checksum that rayembed writes into it, is missing: "
+                "another program wrote it"
             )
         if digest != _digest(values):
-            raise ValueError("its content is not what was written: the digest is another")
+            raise ValueError("its content has changed since it was written: the checksum differs")
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"the file {path!r} is broken: {error}. {remedy}") from error
     return values

@@ -155,9 +155,9 @@ class Lease:
                     logger.info(
                         "another job %s (%s): %s",
                         *(self._what, other),
-                        "its end is waited for"
+                        "waiting until it ends"
                         if self._wait
-                        else f"within {LEASE_SECONDS:g} s it is clear whether it is alive",
+                        else f"checking for at most {LEASE_SECONDS:g} s whether it is alive",
                     )
                     told = True
             # Two that ask at the same time both step back, and come again at other times.
@@ -199,14 +199,15 @@ class Lease:
                 if away_since is None:
                     away_since = time.monotonic()
                     logger.warning(
-                        "the lease in %s cannot be renewed; the renewal is retried: %s",
+                        "the lease in %s could not be renewed, trying again: %s",
                         *(self._folder, error),
                     )
                 continue
             if away_since is not None:
                 seconds = time.monotonic() - away_since
                 logger.warning(
-                    "the lease in %s is renewed again, after %.0f s", *(self._folder, seconds)
+                    "the lease in %s could be renewed again after %.0f s without",
+                    *(self._folder, seconds),
                 )
                 away_since = None
             if other is not None or gone:
@@ -294,4 +295,4 @@ def _remove(path: str) -> None:
         remove_file(path)
     except StorageError:
         # Gone already, or the storage is away: a claim that stays is over after a while.
-        logger.debug("the claim %s is not removed", path)
+        logger.debug("the lease claim %s could not be removed", path)

@@ -44,7 +44,11 @@ def read_copied(path: str, read: Callable[[str], Read]) -> Read:
         try:
             return read(str(copy))
         except (ArtifactError, StorageError) as error:
-            log.warning("the copy of %s is broken (%s); it is removed", path, error)
+            log.warning(
+                "the local copy of %s is damaged (%s): it is removed, and the original is read",
+                path,
+                error,
+            )
             copy.unlink(missing_ok=True)
     return read(path)
 

@@ -41,8 +41,8 @@ def check_inside(name: object, source: str) -> str:
     ):
         raise ArtifactError(
             f"{source} names {name!r}, which is no path inside its folder; nothing was read or "
-            "written there. Names with '..' or a '/' at their start are never followed: get the "
-            "files again from whom you trust"
+            "written there. Paths with '..' or a leading '/' are refused: get the files again from "
+            "a source that you trust"
         )
     return name
 

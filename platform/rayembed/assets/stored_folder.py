@@ -93,7 +93,7 @@ class StoredFolder:
                 write_atomic(target, content[name])
             except StorageError as error:
                 raise StorageError(
-                    f"{error}. The file lies in {str(self.local)!r} on this machine"
+                    f"{error}. The file is in {str(self.local)!r} on this machine"
                 ) from error
             self._kept[name] = digest
             self._write_kept()
@@ -117,8 +117,9 @@ class StoredFolder:
         for name, data in files.items():
             write_atomic(folder / name, data)
         logger.warning(
-            "%s has changed since this machine last wrote there, and so have local files that "
-            "were not copied yet (%s): the storage's files are used, the local ones are in %s",
+            "the files in %s have changed since this machine last wrote there, and local files not "
+            "copied there yet (%s) have, too: using the storage's files; the local ones were moved "
+            "to %s",
             self.place,
             ", ".join(sorted(files)),
             folder,

@@ -98,8 +98,8 @@ class DatasetConfig(Settings):
         if not self.source.can_hold_out:
             kinds = [kind for kind, one in SOURCES.classes().items() if _can_hold_out(one)]
             raise ValueError(
-                f"data set {self.name!r}: rows of a source of the kind {self.source.kind!r} cannot "
-                f"be held out, those of {', '.join(kinds[:-1])} and {kinds[-1]} can; write its "
+                f"data set {self.name!r}: held_out does not support the source kind "
+                f"{self.source.kind!r}, only {', '.join(kinds[:-1])} and {kinds[-1]}; write the "
                 "records with rayembed prepare and name their folder as the source, or set "
                 "held_out=null"
             )
@@ -117,8 +117,8 @@ class DatasetConfig(Settings):
             wrong = self.steps[0].kind
             raise ValueError(
                 f"data set {self.name!r}: {wrong} treats every pair as a query and its positive, "
-                f"and pairs of the source kind {self.source.kind!r} may be dissimilar; "
-                f"set {wrong}=null, or take the kind 'sts', which keeps similar pairs alone"
+                f"but pairs of the source kind {self.source.kind!r} may be dissimilar; set "
+                f"{wrong}=null, or use the kind 'sts', which keeps only similar pairs"
             )
         return self
 
@@ -134,9 +134,9 @@ class DatasetConfig(Settings):
             return self
         if not self.model_copy(update={"mining": None}).has_negatives:
             raise ValueError(
-                f"data set {self.name!r}: mining.pool 'given' keeps some of the negatives that "
-                "rows bring, and its source brings none; name their column (source.negatives) or "
-                "take the pool 'corpus'"
+                f"data set {self.name!r}: mining.pool 'given' selects among negatives in the rows, "
+                "but its source has none; name their column (source.negatives) or use the pool "
+                "'corpus'"
             )
         return self
 

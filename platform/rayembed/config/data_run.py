@@ -41,8 +41,8 @@ class TeacherPlacement(UnitLimit, RuntimeSettings, DataPlacement):
     def _gpus_are_used(self) -> "TeacherPlacement":
         if self.gpus and not self.use_gpu:
             raise ValueError(
-                f"placement.gpus asks for {self.gpus} GPUs for teachers, and placement.use_gpu="
-                "false keeps them on CPUs; set gpus=0, or leave use_gpu out"
+                f"placement.gpus asks for {self.gpus} GPUs for teachers, but "
+                "placement.use_gpu=false keeps them on CPUs; set gpus=0, or leave use_gpu out"
             )
         return self
 
@@ -50,8 +50,8 @@ class TeacherPlacement(UnitLimit, RuntimeSettings, DataPlacement):
     def _waits_for_something(self) -> "TeacherPlacement":
         if self.wait_for_nodes_seconds and not self.gpus:
             raise ValueError(
-                "placement.wait_for_nodes_seconds waits for the first of placement.gpus, which is "
-                "0; set it to the number of GPUs for teachers"
+                "placement.wait_for_nodes_seconds waits for the first of placement.gpus, but that "
+                "is 0; set placement.gpus to the number of GPUs for teachers"
             )
         return self
 

@@ -176,10 +176,10 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
     try:
         values = read_yaml(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read the run {str(path)!r}: {error}") from None
+        raise ConfigError(f"cannot read the settings file {str(path)!r}: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(
-            f"the run {str(path)!r} must be a mapping of settings, as --dry-run prints one"
+            f"the file {str(path)!r} must hold a mapping of settings, as --dry-run prints it"
         )
     return values
 

@@ -104,7 +104,8 @@ class ModelUnderTest(StoredVectors):
     def _has_vectors(self) -> "ModelUnderTest":
         if self.reference == BM25 and self.precision != "float32":
             raise ValueError(
-                f"precision = {self.precision!r} is for vectors, and {BM25} has none; leave it out"
+                f"precision = {self.precision!r} is a number type of vectors, but {BM25} has no "
+                "vectors; leave it out"
             )
         return self
 

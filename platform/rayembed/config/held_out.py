@@ -38,9 +38,9 @@ class HeldOutFraction(_HeldOut):
     def _choice_fits_into_memory(self) -> "HeldOutFraction":
         if self.num_ranked > MOST_HASHES:
             raise ValueError(
-                f"max_queries {self.max_queries} and share {self.share:g} rank "
-                f"{self.num_ranked:,} documents, and at most {MOST_HASHES:,} may be; lower "
-                "max_queries or raise share"
+                f"max_queries {self.max_queries} with share {self.share:g} needs the hashes of "
+                f"{self.num_ranked:,} documents in memory, but at most {MOST_HASHES:,} are "
+                "allowed; lower max_queries or raise share"
             )
         return self
 
@@ -72,8 +72,8 @@ class HeldOutGroups(_HeldOut):
     def _one_choice(self) -> "HeldOutGroups":
         if (self.share is None) == (not self.values):
             raise ValueError(
-                f"either a share of the groups or their values are held out; share is "
-                f"{self.share}, values are {list(self.values)}"
+                "set either held_out.share (of the groups) or held_out.values (of chosen groups), "
+                f"not both or neither; share is {self.share}, values are {list(self.values)}"
             )
         return self
 
@@ -99,8 +99,8 @@ class HeldOutIds(_HeldOut):
     def _one_list(self) -> "HeldOutIds":
         if (self.file is None) == (not self.values):
             raise ValueError(
-                "ids are held out by a list of values or by a file of them; set one of values and "
-                "file"
+                "set either held_out.values (a list of ids) or held_out.file (a file of ids), not "
+                "both or neither"
             )
         return self
 

@@ -91,7 +91,7 @@ def check_prompt_names(names: Iterable[str]) -> None:
     for name in names:
         if name in ("query", "document"):
             raise ConfigError(
-                f"the name {name!r} cannot have an instruction of its own: sentence-transformers "
-                f"and mteb read a saved model's prompt {name!r} as that of every {name} without "
-                "another; rename the data set"
+                f"a data set named {name!r} cannot have an instruction: sentence-transformers and "
+                f"mteb use a saved prompt of that name for every {name} without a prompt of its "
+                "own; rename the data set"
             )

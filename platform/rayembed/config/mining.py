@@ -100,7 +100,7 @@ class MiningRule(Settings):
         Returns:
             (Q,) float64 array.
         """
-        raise TypeError(f"{type(self).__name__} has no limit")
+        raise TypeError(f"{type(self).__name__} does not implement highest_scores")
 
 
 MINING_RULES = SettingsTable(
@@ -333,8 +333,8 @@ class Containment(Settings):
     def _no_longer_than_ngram(self) -> "Containment":
         if self.shortest > self.ngram:
             raise ValueError(
-                f"shortest {self.shortest} is above ngram {self.ngram}: no benchmark text of fewer "
-                "words than ngram would be looked for; lower shortest"
+                f"shortest {self.shortest} is above ngram {self.ngram}: benchmark texts of fewer "
+                "words than ngram would never be searched for; lower shortest"
             )
         return self
 

@@ -160,8 +160,8 @@ def refuse_job_benchmarks(names: Iterable[str]) -> None:
     for name in names:
         if name in _job_points():
             raise ConfigError(
-                f"evaluation.benchmarks names {name!r}, which a training run does not take; score "
-                f"its model afterwards: evaluate_model --benchmark {name}"
+                f"evaluation.benchmarks names {name!r}, which cannot be scored in a training run; "
+                f"score the trained model afterwards: evaluate_model --benchmark {name}"
             )
 
 
@@ -205,7 +205,7 @@ def with_own_sets(scores: ScoresT) -> ScoresT:
             found += names[name].own_sets(dict(parse_qsl(sizes)))
         elif name in _BROUGHT_BY:
             raise ConfigError(
-                f"benchmarks names {name!r}, which {_BROUGHT_BY[name]} brings, and that is not "
+                f"benchmarks names {name!r}, which is part of {_BROUGHT_BY[name]}, but that is not "
                 "installed here; install it, or name other benchmarks"
             )
     known = {own.name for own in found}

@@ -37,7 +37,7 @@ class ScheduleConfig(Settings):
         Args:
             progress: share of the steps from the warm-up to the end that are done, in [0, 1).
         """
-        raise TypeError(f"{type(self).__name__} has no shape")
+        raise TypeError(f"{type(self).__name__} does not implement factor")
 
     @model_serializer(mode="wrap")
     def _short(self, handler: SerializerFunctionWrapHandler) -> Any:
@@ -108,7 +108,7 @@ class OptimizerConfig(Settings):
         Args:
             matrix: whether it is the weight of a linear layer in the backbone.
         """
-        raise TypeError(f"{type(self).__name__} has no states")
+        raise TypeError(f"{type(self).__name__} does not implement states")
 
     def build(self, groups: list[dict[str, Any]], *, bfloat16: bool) -> Any:
         """Build the torch optimiser over parameter groups; see `training.optimizer`.
@@ -139,8 +139,8 @@ class OptimizerConfig(Settings):
         decay = self.decay_steps
         if decay is not None and not self.schedule.decays:
             raise ValueError(
-                f"optimizer.decay_steps {decay} needs a schedule that decays, and "
-                f"{self.schedule.kind!r} does not; set it to null"
+                f"optimizer.decay_steps {decay} needs a schedule that decays, but "
+                f"{self.schedule.kind!r} does not; set decay_steps to null"
             )
         if steps is not None and decay is not None and decay < steps:
             raise ValueError(f"optimizer.decay_steps {decay} must be at least its {steps} steps")

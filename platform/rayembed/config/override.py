@@ -72,7 +72,8 @@ def assign_all(kind: type[Settings], values: dict[str, Any], assignments: Sequen
             both = [given[each] for each in ((*place[:-1], key) for key in pair) if each in given]
             if len(both) == 2:
                 raise ConfigError(
-                    f"{' and '.join(both)} are given, of which one decides; leave one of them out"
+                    f"{' and '.join(both)} are both given, but one would replace the other; leave "
+                    "one of them out"
                 )
 
 

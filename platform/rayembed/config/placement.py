@@ -88,8 +88,8 @@ def check_model_name(name: str) -> str:
             f"not {', '.join(map(repr, others))}" if others else "and begins with a letter or digit"
         )
         raise ValueError(
-            "the name of a registered model holds letters, digits, spaces and . _ + -, "
-            f"{seen}: it stands in addresses (models:/name@alias) and in MLflow's searches"
+            f"the name of a registered model holds letters, digits, spaces and . _ + -, {seen}: "
+            "the name is part of addresses (models:/name@alias) and of MLflow's searches"
         )
     return name
 
@@ -284,8 +284,9 @@ class Placement(UnitLimit, FindingChoice, RuntimeSettings):
     def _compiled_layers_are_whole(self) -> "Placement":
         if self.compile_layers is True and self.zero_stage == 3:
             raise ValueError(
-                "placement.compile_layers needs whole weights in the layers, and zero_stage=3 "
-                "partitions them; set zero_stage to 2 or below, or compile_layers=auto"
+                "placement.compile_layers needs whole weights in the layers, but "
+                "placement.zero_stage=3 partitions them; set zero_stage to 2 or below, or "
+                "compile_layers=auto"
             )
         return self
 
@@ -293,7 +294,7 @@ class Placement(UnitLimit, FindingChoice, RuntimeSettings):
     def _a_named_gpu_is_used(self) -> "Placement":
         if self.gpu is not None and self.use_gpu is False:
             raise ValueError(
-                f"placement.gpu is {self.gpu}, and placement.use_gpu=false trains on CPUs; set "
+                f"placement.gpu is {self.gpu}, but placement.use_gpu=false trains on CPUs; set "
                 "use_gpu=true, or leave gpu out"
             )
         return self
@@ -303,7 +304,7 @@ class Placement(UnitLimit, FindingChoice, RuntimeSettings):
         if self.fewest_workers > self.workers:
             raise ValueError(
                 f"placement.min_workers {self.min_workers} exceeds placement.workers "
-                f"{self.workers}, the most that the run takes; lower the one or raise the other"
+                f"{self.workers}, the maximum number of workers; lower the one or raise the other"
             )
         return self
 
@@ -352,13 +353,13 @@ def check_expert_parallel(model: ArchitectureConfig, placement: Placement) -> No
     asked = f"placement.expert_parallel {size}"
     if not model.num_experts:
         raise ValueError(
-            f"{asked} spreads the experts of a mixture over workers, and the model "
-            f"({model.kind}) has none; leave it at 1"
+            f"{asked} spreads the experts of a mixture over workers, but the model ({model.kind}) "
+            "has no experts; leave it at 1"
         )
     if model.num_experts % size:
         raise ValueError(
-            f"{asked} cannot share model.experts.num_experts {model.num_experts} out equally; "
-            "take a number that divides it"
+            f"{asked} cannot divide model.experts.num_experts {model.num_experts} evenly; set it "
+            "to a divisor of that number"
         )
     if workers % size:
         raise ValueError(
@@ -367,14 +368,13 @@ def check_expert_parallel(model: ArchitectureConfig, placement: Placement) -> No
         )
     if placement.is_elastic:
         raise ValueError(
-            f"{asked} does not go together with placement.min_workers: groups are made of a fixed "
-            "number of workers; leave one of the two out"
+            f"{asked} does not go together with placement.min_workers, since its groups need a "
+            "fixed number of workers; leave one of the two out"
         )
     if placement.zero_stage == 3:
         raise ValueError(
-            f"{asked} does not go together with placement.zero_stage 3, in which DeepSpeed "
-            "partitions no experts but those of its own layers; take zero_stage 2, or "
-            "expert_parallel 1"
+            f"{asked} does not go together with placement.zero_stage 3, in which DeepSpeed only "
+            "partitions the experts of its own layers; set zero_stage to 2, or expert_parallel to 1"
         )
     if placement.zero_stage == 0 and model.backbone.dtype == "bfloat16":
         raise ValueError(
@@ -408,13 +408,13 @@ def check_shares(setting: str, rows: int, fewest: int, most: int) -> None:
         return
     if fewest == most:
         raise ValueError(
-            f"{setting} {rows} cannot be shared equally by placement.workers {most}; take a "
-            "multiple"
+            f"{setting} {rows} cannot be shared equally by placement.workers {most}; use a "
+            "multiple of that number"
         )
     name, number = ("workers", most) if rows % most else ("min_workers", fewest)
     can = ", ".join(map(str, worker_numbers(rows, 1, most)))
     raise ValueError(
-        f"{setting} {rows} cannot be shared equally by placement.{name} {number}; of up to {most} "
-        f"workers these numbers can: {can}; take two of them for placement.min_workers and "
+        f"{setting} {rows} cannot be shared equally by placement.{name} {number}; up to {most}, "
+        f"these numbers of workers can: {can}; set two of them for placement.min_workers and "
         "placement.workers"
     )

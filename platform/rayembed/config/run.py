@@ -105,9 +105,9 @@ class Run(NamedRun):
         if validation is not None and isinstance(validation.data, HeldOutValidation):
             if not self.held_out_datasets:
                 raise ValueError(
-                    "evaluation.validation.data.kind 'held_out' scores what data sets hold out, "
-                    "and none of this run does; set data.datasets.NAME.held_out={kind: fraction}, "
-                    "or data.kind=own_sets, beir or mteb"
+                    "evaluation.validation.data.kind 'held_out' scores held-out parts, but no data "
+                    "set of this run holds a part out; set data.datasets.NAME.held_out={kind: "
+                    "fraction}, or data.kind=own_sets, beir or mteb"
                 )
             check_names("evaluation.validation.weights", validation.weights, self.validation_names)
 
@@ -123,9 +123,9 @@ class Run(NamedRun):
             every = [self.validation_interval(stage) for stage in self.stages]
             if all(e >= stage.steps for e, stage in zip(every, self.stages, strict=True)):
                 raise ValueError(
-                    f"evaluation.validation scores every {max(every)} steps, and no stage has "
-                    "more: only last steps would have a score, so there is no best one to keep; "
-                    "set evaluation.validation.every_steps to less, or evaluation.validation=null"
+                    f"evaluation.validation scores every {max(every)} steps, but no stage is "
+                    "longer: only last steps would be scored, so no best step could be chosen; "
+                    "lower evaluation.validation.every_steps, or evaluation.validation=null"
                 )
 
     @property

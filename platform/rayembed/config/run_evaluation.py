@@ -129,7 +129,7 @@ class ValidationConfig(Settings):
             check_names("weights", self.weights, self.data.task_names)
         if self.early_stopping is not None and self.keep == "last":
             raise ValueError(
-                "early_stopping with keep 'last' would hand on the weights of the step at which "
+                "early_stopping with keep 'last' would keep the weights of the step at which "
                 "training happened to stop, which depends on how fast scores came; set keep=best"
             )
         return self
@@ -238,10 +238,10 @@ class EvaluationConfig(Scores):
             task = name.removesuffix("-query").removesuffix("-document")
             if task != name and name not in own:
                 raise ValueError(
-                    f"evaluation.instructions names {name!r}, one side of {task!r}; a model is "
-                    f"saved with what stands before queries and texts of symmetric tasks, under "
-                    f"{task!r}; what stands before documents is its document prefix, or data sets' "
-                    "document_instruction"
+                    f"evaluation.instructions names {name!r}, one side of the task {task!r}; use "
+                    f"the name {task!r}, whose instruction is put before queries and texts of "
+                    "symmetric tasks. For documents set the model's document prefix, or "
+                    "document_instruction of the data sets"
                 )
         return self
 
@@ -282,7 +282,7 @@ def check_guard(guard: GuardConfig, evaluation: EvaluationConfig, holds_out: boo
             )
     if not (holds_out or own):
         raise ValueError(
-            "evaluation.guard compares models on own data, and nothing is held out; set "
-            "evaluation.guard=null too, or name judged sets of your own in evaluation.own_sets, or "
+            "evaluation.guard compares models on your own data, but no data set holds a part out; "
+            "set evaluation.guard=null, or name your own judged sets in evaluation.own_sets, or "
             "hold a part out (data.datasets.NAME.held_out={kind: fraction})"
         )

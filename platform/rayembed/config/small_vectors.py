@@ -66,7 +66,7 @@ class StoredVectors(Settings):
     def _one_look_that_loses_something(self) -> "StoredVectors":
         if self.rescore is not None and self.precision != "binary":
             raise ValueError(
-                f"rescore is for precision 'binary' (a first look by bits), and precision is "
+                "rescore improves a search with precision 'binary', but precision is "
                 f"{self.precision!r}; leave rescore out, or set precision to 'binary'"
             )
         return self

@@ -97,7 +97,7 @@ class Source(Settings):
         Raises:
             DataError, ConfigError, AssetError: as `data.sources.check.check_source`.
         """
-        raise TypeError(f"{type(self).__name__} finds no data")
+        raise TypeError(f"{type(self).__name__} does not implement check")
 
     def check_names(self, setting: str) -> None:
         """Check settings that need no access to the data, such as names of mteb tasks.
@@ -138,7 +138,7 @@ class Source(Settings):
         Args:
             conversion: the data set, its files and where records go, a `Conversion`.
         """
-        raise TypeError(f"{type(self).__name__} makes no records")
+        raise TypeError(f"{type(self).__name__} does not implement convert")
 
     def held_out_folder(self) -> str | None:
         """Folder with the held-out part that the rows already exclude; None if they exclude

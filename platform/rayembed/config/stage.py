@@ -120,8 +120,8 @@ class StageConfig(Settings):
         """
         if wrong := [width for width in self.loss.dimensions if width >= full]:
             raise ConfigError(
-                f"stages.{self.name}.loss.dimensions names {wrong}, but the model's vectors are "
-                f"{full} wide in full, which always counts; name widths below that"
+                f"stages.{self.name}.loss.dimensions names {wrong}, but the model's full width is "
+                f"{full}, which is always trained; name only widths below it"
             )
 
     def check_model(self, model: ArchitectureConfig) -> None:
@@ -169,8 +169,8 @@ class StageConfig(Settings):
             )
         if self.optimizer.loss_learning_rate is not None and not self.loss.parameter_names:
             raise ValueError(
-                f"stage {self.name!r}: optimizer.loss_learning_rate has no effect, for the loss "
-                f"{self.loss.kind!r} has no parameters; set it to null"
+                f"stage {self.name!r}: optimizer.loss_learning_rate has no effect, because the "
+                f"loss {self.loss.kind!r} has no parameters; set it to null"
             )
         negatives = self.batch.in_batch_negatives or self.batch.num_negatives
         if not self.loss.takes_candidates:
@@ -189,8 +189,8 @@ class StageConfig(Settings):
         if "teacher_scores" in self.loss.needs and not self.batch.num_negatives:
             raise ValueError(
                 f"stage {self.name!r}: the loss {self.loss.kind!r} reads a teacher's scores of "
-                "hard negatives, and the stage takes none; set batch.num_negatives above 0, and "
-                "data.datasets.NAME.mining.teacher where they are not mined yet"
+                "hard negatives, but the stage uses no hard negatives; set batch.num_negatives "
+                "above 0, and data.datasets.NAME.mining.teacher where they are not mined yet"
             )
         return self
 
@@ -201,15 +201,16 @@ class StageConfig(Settings):
         needed = "teacher_vectors" in self.loss.needs
         if needed and not self.teachers:
             raise ValueError(
-                f"stage {self.name!r}: the loss {self.loss.kind!r} reads vectors of teachers, and "
-                f"the stage names none; set stages.{self.name}.teachers=[{{teacher: …}}] to one or "
-                "several embedding models"
+                f"stage {self.name!r}: the loss {self.loss.kind!r} reads vectors of teachers, but "
+                f"the stage names no teacher; set stages.{self.name}.teachers=[{{teacher: …}}] to "
+                "one or several embedding models"
             )
         if self.teachers and not needed:
             raise ValueError(
-                f"stage {self.name!r}: teachers have no effect, for the loss {self.loss.kind!r} "
-                "reads no vectors of theirs; take a loss that does (vector_distillation, "
-                "similarity_distillation), set loss.false_negatives.by=teachers, or remove them"
+                f"stage {self.name!r}: teachers have no effect, because the loss "
+                f"{self.loss.kind!r} does not read their vectors; use a loss that does "
+                "(vector_distillation, similarity_distillation), set "
+                "loss.false_negatives.by=teachers, or remove them"
             )
         if len(set(self.teachers)) < len(self.teachers):
             raise ValueError(

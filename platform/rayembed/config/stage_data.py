@@ -43,13 +43,13 @@ def _check_clusters(stage: StageConfig, dataset: DatasetConfig) -> None:
     wanted = f"data.datasets.{dataset.name}.clusters"
     if dataset.clusters is None:
         raise ValueError(
-            f"stage {stage.name!r} has the policy 'clustered', and the data set {dataset.name!r} "
+            f"stage {stage.name!r} has the policy 'clustered', but the data set {dataset.name!r} "
             f"has no clusters; set {wanted} with batch_pairs={pairs}, or another policy"
         )
     if dataset.clusters.batch_pairs != pairs:
         raise ValueError(
             f"{wanted}.batch_pairs {dataset.clusters.batch_pairs} must be batch.global_pairs "
-            f"{pairs} of stage {stage.name!r}, which takes its batches whole"
+            f"{pairs} of stage {stage.name!r}, which uses these clusters as whole batches"
         )
     if not dataset.in_batch_negatives:
         raise ValueError(
@@ -67,14 +67,14 @@ def check_similarity(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
     graded = [dataset.name for dataset in used if dataset.source.is_graded]
     if graded and not wanted:
         raise ValueError(
-            f"stage {stage.name!r}: pairs of the data set {graded[0]!r} are graded, dissimilar "
-            f"ones among them, and the loss {stage.loss.kind!r} would treat all as positives; take "
-            f"a loss over graded pairs, or set data.datasets.{graded[0]}.source.kind=sts"
+            f"stage {stage.name!r}: pairs of the data set {graded[0]!r} are graded, so some are "
+            f"dissimilar, but the loss {stage.loss.kind!r} would treat all as positives; use a "
+            f"loss over graded pairs, or set data.datasets.{graded[0]}.source.kind=sts"
         )
     # Records of an earlier job may be graded: that is known when they are read.
     if wanted and not graded and not any(d.source.has_records for d in used):
         raise ValueError(
-            f"stage {stage.name!r}: the loss {stage.loss.kind!r} compares graded pairs, and none "
+            f"stage {stage.name!r}: the loss {stage.loss.kind!r} compares graded pairs, but none "
             f"of its data sets ({', '.join(d.name for d in used)}) has any; name sentences with "
             f"their similarity by data.datasets.{used[0].name}.source.kind=graded"
         )
@@ -91,16 +91,16 @@ def check_teachers(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
         mining = dataset.mining
         if mining is not None and mining.further_teachers and mining.rescoring is None:
             raise ValueError(
-                f"stage {stage.name!r}: the loss {loss!r} compares scores of a row's texts, and "
-                f"those of the data set {dataset.name!r} are of several teachers; set "
-                f"data.datasets.{dataset.name}.mining.further_teachers=[], or have a cross-encoder "
-                "score them all (mining.rescoring.model)"
+                f"stage {stage.name!r}: the loss {loss!r} compares scores of a row's texts, but "
+                f"the scores in the data set {dataset.name!r} come from several teachers; set "
+                f"data.datasets.{dataset.name}.mining.further_teachers=[], or let a cross-encoder "
+                "score all texts (mining.rescoring.model)"
             )
     if not any(d.mining is not None or d.source.has_records for d in used):
         raise ValueError(
-            f"stage {stage.name!r}: the loss {loss!r} learns from a teacher's scores, and none of "
-            f"its data sets ({', '.join(d.name for d in used)}) has any; have negatives mined "
-            f"(data.datasets.{used[0].name}.mining.teacher=…)"
+            f"stage {stage.name!r}: the loss {loss!r} learns from a teacher's scores, but none of "
+            f"its data sets ({', '.join(d.name for d in used)}) has any; let a teacher mine "
+            f"negatives (data.datasets.{used[0].name}.mining.teacher=…)"
         )
 
 
@@ -133,7 +133,7 @@ def check_negatives_used(dataset: DatasetConfig, using: Sequence[StageConfig]) -
         number = dataset.mining.num_negatives if dataset.mining is not None else 7
         raise ValueError(
             f"data.datasets.{dataset.name}.{origin} gives hard negatives, but every stage that "
-            f"uses the data set ({every}) takes none of them: set "
+            f"uses the data set ({every}) uses none of them: set "
             f"stages.{first.name}.batch.num_negatives={number} (it is 0), or "
             f"data.datasets.{dataset.name}.{origin}=null"
         )
@@ -186,9 +186,10 @@ def check_negatives(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
         if most < wanted:
             verb = "mines" if dataset.mining is not None else "draws"
             raise ValueError(
-                f"stage {stage.name!r} takes batch.num_negatives {wanted} of each query, "
-                f"but data set {dataset.name!r} {verb} {most}; raise data.datasets."
-                f"{dataset.name}.{setting} or lower stages.{stage.name}.batch.num_negatives"
+                f"stage {stage.name!r} uses batch.num_negatives {wanted} for each query, but the "
+                f"data set {dataset.name!r} {verb} {most}; raise "
+                f"data.datasets.{dataset.name}.{setting} or lower "
+                f"stages.{stage.name}.batch.num_negatives"
             )
 
 

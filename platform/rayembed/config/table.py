@@ -64,7 +64,8 @@ class SettingsTable:
             del found[str(kind_of(member))]
             raise ConfigError(
                 f"the entry point {point.name!r} of {self.group!r} ({_package(point)}) names "
-                f"{point.value}, whose kind is another; call both the same"
+                f"{point.value}, which has another kind; give the entry point and the kind the "
+                "same name"
             )
 
     def union(self) -> Any:
@@ -162,7 +163,7 @@ def _add_outside(group: str, add: Callable[[EntryPoint, Any], None]) -> dict[str
             add(point, from_outside(point))
         except ConfigError as error:  # runs that want nothing of it go on
             left_out[point.name] = str(error)
-            logger.warning("left out: %s", error)
+            logger.warning("an extension is left out: %s", error)
     return left_out
 
 
@@ -184,7 +185,7 @@ def from_outside(point: EntryPoint) -> Any:
 def _add(table: SettingsTable, found: dict[str, type[Settings]], member: Any, told: str) -> None:
     if not (isinstance(member, type) and issubclass(member, table.base)):
         raise ConfigError(
-            f"{table.group}: {told} is no class of settings that derives from "
+            f"{table.group}: {told} is not a settings class that derives from "
             f"{table.base.__module__}.{table.base.__qualname__}"
         )
     kind = kind_of(member)

@@ -20,7 +20,7 @@ def _by_key(values: dict[str, Any]) -> dict[str, Any]:
 
 def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
     if len(set(values)) < len(values):
-        raise ValueError(f"{list(values)} names a value twice; they must be distinct")
+        raise ValueError(f"{list(values)} contains a value twice; all values must be distinct")
     return values
 
 

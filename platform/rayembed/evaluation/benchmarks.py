@@ -162,7 +162,7 @@ def of_languages(tasks: Sequence[MtebTask], languages: Sequence[str]) -> tuple[M
     for language in languages:
         if language not in seen:
             raise ConfigError(
-                f"no task that is named has the language {language!r}; {nearest(language, known)}"
+                f"none of the named tasks has the language {language!r}; {nearest(language, known)}"
             )
     return tuple(kept)
 

@@ -172,7 +172,7 @@ def check_same_weights(reference: str, folder: Path, weights: str) -> None:
     if (seen := weights_fingerprint(folder)) != weights:
         raise ArtifactError(
             f"the model {reference!r} has weights {seen} on this machine, but the evaluation began "
-            f"with {weights}; give all machines the same and start again"
+            f"with {weights}; give all machines the same model files and start again"
         )
 
 
@@ -198,8 +198,8 @@ def check_stored(stored: StoredVectors, similarity: Similarity, reference: str) 
         return
     if similarity != "cosine":
         raise ConfigError(
-            f"precision = {stored.precision!r} is for vectors that are compared by their cosine, "
-            f"and {reference!r} compares them by {similarity}; leave precision out"
+            f"precision = {stored.precision!r} needs vectors that are compared by their cosine, "
+            f"but {reference!r} compares them by {similarity}; leave precision out"
         )
     if stored.precision == "binary":
         require_faiss("searches in bits")

@@ -102,8 +102,8 @@ def write_tables(tables: tuple[OwnTable, ...], form: Form, folder: Path) -> Abou
     elif len(set(last)) < 2:
         column = _COLUMNS[form][-1]
         raise DataError(
-            f"all rows of {tables[0].path!r} have the {column} {last[0]}; a score needs different "
-            "ones"
+            f"all rows of {tables[0].path!r} have the same {column}, {last[0]}; a score needs at "
+            "least two different ones"
         )
     for split, rows in read.items():
         with ArrowFile(table_file(folder, split), _SCHEMAS[form]) as file:

@@ -349,7 +349,7 @@ def check_instructions(prompts: Prompts, own_tasks: Iterable[str] = ()) -> None:
         hint = nearest(name, {*own, *(task.metadata.name for task in mteb.get_tasks())})
         if hint.startswith("allowed"):
             hint = "names are those that mteb.get_tasks() lists"
-        raise ConfigError(f"prompts.instructions: no task or type of task {name!r}; {hint}")
+        raise ConfigError(f"prompts.instructions: mteb has no task or task type {name!r}; {hint}")
 
 
 def _is_task(name: str) -> bool:

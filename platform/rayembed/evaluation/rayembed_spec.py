@@ -290,8 +290,9 @@ def rayembed_spec(
     """
     if settings.revision is not None:
         raise ConfigError(
-            f"revision = {settings.revision!r} is for models that mteb loads; the reference "
-            f"{settings.reference!r} names its own (hf://org/name@revision, models:/name/3)"
+            f"revision = {settings.revision!r} applies only to models that mteb loads; give the "
+            f"revision in the reference {settings.reference!r} instead (hf://org/name@revision, "
+            "models:/name/3)"
         )
     reference = pinned_reference(settings.reference, tracking_uri)
     folder = find_folder(reference, tracking_uri)
@@ -394,12 +395,13 @@ def _dimensions(settings: ModelUnderTest, folder: Path) -> int:
         return known[0]
     if asked > known[0]:
         raise ConfigError(
-            f"dimensions = {asked} exceeds the {known[0]} of the model {settings.reference!r}"
+            f"dimensions = {asked} exceeds the vector width {known[0]} of the model "
+            f"{settings.reference!r}"
         )
     if asked not in known:
         logger.warning(
-            "the model %s was not trained to be cut to %d of its %d dimensions (it says %s); its "
-            "scores will suffer more than those of a model that was",
+            "the model %s was not trained to have its vectors cut to %d of %d dimensions (it was "
+            "trained for %s); its scores will drop more than those of a model trained for it",
             settings.reference,
             asked,
             known[0],

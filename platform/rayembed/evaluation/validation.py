@@ -154,8 +154,8 @@ def _check_small(names: Sequence[str]) -> None:
     for name in names:
         if name not in allowed:
             raise ConfigError(
-                f"evaluation.validation.data.tasks: {name!r} is no task of "
-                f"{ALLOWED_BENCHMARKS[0]}, and what models are compared by must not choose among "
-                f"them; {nearest(name, allowed)} For your own queries set evaluation.validation."
-                "data.kind=beir"
+                f"evaluation.validation.data.tasks: {name!r} is not a task of "
+                f"{ALLOWED_BENCHMARKS[0]}; tasks that compare models after training must not "
+                f"select weights during it; {nearest(name, allowed)} For your own queries set "
+                "evaluation.validation.data.kind=beir"
             )

@@ -41,8 +41,8 @@ def check_job(run: Run, kind: str) -> None:
     own = SCRIPTS.get(run.model.kind)
     if run.model.kind != kind and own is not None:
         raise ConfigError(
-            f"the run {run.name!r} has model.kind {run.model.kind!r}, and jobs/{SCRIPTS[kind]}.py "
-            f"trains {kind!r} alone; start it with jobs/{own}.py or rayembed train"
+            f"the run {run.name!r} has model.kind {run.model.kind!r}, but jobs/{SCRIPTS[kind]}.py "
+            f"only trains {kind!r}; start it with jobs/{own}.py or rayembed train"
         )
 
 
@@ -72,7 +72,7 @@ def _outside() -> dict[str, Callable[[], Run]]:
 def _load(point: EntryPoint) -> Run:
     run = from_outside(point)()
     if not isinstance(run, Run):
-        raise ConfigError(f"the recipe {point.name!r}: {point.value} returns no run")
+        raise ConfigError(f"the recipe {point.name!r}: {point.value} does not return a run")
     return run
 
 

@@ -126,8 +126,9 @@ class RowFile(SampleFile):
     def _another_language_for_translations(self) -> "RowFile":
         if (self.kind == "translation") != (self.to is not None) or self.to == self.language:
             raise ValueError(
-                "translation.jsonl, and no other file, needs `to`, the language of the positives, "
-                f"another one than that of the queries; kind is {self.kind!r}, to {self.to!r}"
+                "`to`, the language of the positives, must be given for translation.jsonl only, "
+                f"and differ from the language of the queries; kind is {self.kind!r}, to "
+                f"{self.to!r}"
             )
         return self
 
@@ -159,8 +160,8 @@ class ScoreSizes(SampleFile):
     def _there_are_as_many(self) -> "ScoreSizes":
         if self.queries > self.documents:
             raise ValueError(
-                f"queries {self.queries} exceeds documents {self.documents}: each query has its "
-                "document"
+                f"queries {self.queries} exceeds documents {self.documents}: each query needs a "
+                "document of its own"
             )
         if self.documents > self.held_out:
             raise ValueError(
@@ -179,8 +180,8 @@ class TaskFolder(ScoreSizes):
     def _languages_cross(self) -> "TaskFolder":
         if (self.task == CROSS_LINGUAL) != bool(self.languages):
             raise ValueError(
-                f"{CROSS_LINGUAL}, and no other task, needs languages such as fr,es; there are "
-                f"{self.languages} for {self.task}"
+                f"languages, such as fr,es, must be given for the task {CROSS_LINGUAL} only; the "
+                f"task {self.task} has languages {self.languages}"
             )
         return self
 

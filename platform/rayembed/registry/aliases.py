@@ -222,7 +222,8 @@ def _finish(client: Any, name: str) -> None:
     move = Move(**json.loads(tags[_MOVE_TAG]))
     if alias_version(client, name, CHAMPION) in (move.former, move.champion):
         _logger.warning(
-            "completing the move of aliases of a process that died: champion of %s is version %d",
+            "completing an alias move that a dead process left unfinished: champion of %s is "
+            "version %d",
             name,
             move.champion,
         )

@@ -98,7 +98,10 @@ class MetricsLog:
         kept = [record for record in records if record["global_step"] <= global_step]
         if len(kept) < len(records):
             self._rewrite(kept)
-            _logger.info("metrics after step %d are discarded and recorded again", global_step)
+            _logger.info(
+                "resuming after step %d: later metrics are discarded and recorded again",
+                global_step,
+            )
         self._last = kept[-1]["global_step"] if kept else 0
         return len(records) - len(kept)
 

@@ -115,7 +115,7 @@ def send_entry(client: Any, run_id: str, entry: Entry, run_folder: Path) -> None
             elif path.exists():
                 client.log_artifact(run_id, str(path), folder)
             else:
-                _logger.warning("%s is gone and was not sent to MLflow", path)
+                _logger.warning("the file %s no longer exists and was not sent to MLflow", path)
         case "scores":
             milliseconds = int(entry["time"] * 1000)
             metrics = [
@@ -140,7 +140,11 @@ def log_params(client: Any, run_id: str, params: Mapping[str, Any]) -> None:
     wanted = {allowed_key(name): param_text(value) for name, value in params.items()}
     changed = sorted(name for name in wanted if kept.get(name, wanted[name]) != wanted[name])
     if changed:
-        _logger.warning("MLflow keeps the first values of the params %s", ", ".join(changed))
+        _logger.warning(
+            "these params have other values than at the first start, but MLflow keeps the first "
+            "ones: %s",
+            ", ".join(changed),
+        )
     new = [Param(name, value) for name, value in wanted.items() if name not in kept]
     for start in range(0, len(new), PARAMS_PER_BATCH):
         client.log_batch(run_id, params=new[start : start + PARAMS_PER_BATCH])

@@ -67,7 +67,7 @@ def read_encode_options(request: Mapping[str, Any], widths: Sequence[int]) -> En
     if dimensions is not None:
         if isinstance(dimensions, bool) or dimensions not in widths:
             raise RequestError(
-                f"dimensions = {reprlib.repr(dimensions)}; this model has {list(widths)}",
+                f"dimensions = {reprlib.repr(dimensions)}; allowed for this model: {list(widths)}",
                 "dimensions",
             )
         dimensions = int(dimensions)

@@ -189,7 +189,7 @@ def _comparison(
     if not scores:
         raise ArtifactError(
             f"version {other} of {name!r} ({gates.better_than}) has no scores to compare with; "
-            f"give it some: rayembed register --model models:/{name}/{other} --results FOLDER"
+            f"store some first: rayembed register --model models:/{name}/{other} --results FOLDER"
         )
     return Comparison(other, scores, gates.tolerance, gates.differing), []
 

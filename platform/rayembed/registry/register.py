@@ -70,8 +70,8 @@ def _of_other_packages() -> set[str]:
     provided = packages_distributions() if modules else {}
     for name in modules - provided.keys():
         _logger.warning(
-            "no installed package is known to hold the module %r, so that the requirements of "
-            "the registered model lack it; where it is served, it must be installed by hand",
+            "no installed package is known to contain the module %r, so the registered model's "
+            "requirements lack it; install it by hand where the model is served",
             name,
         )
     return {package for name in modules & provided.keys() for package in provided[name]}

@@ -153,8 +153,8 @@ def _find(asked: ModelReference, tracking_uri: str | None) -> tuple[Any, Any, st
     uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
         raise ConfigError(
-            f"the model {asked.name!r} is in MLflow's registry, and no tracking address is set; "
-            "set it (http://host:port or sqlite:///path/to/mlflow.db)"
+            f"the model {asked.name!r} is in MLflow's registry, but no tracking address is set; "
+            "set MLFLOW_TRACKING_URI (http://host:port or sqlite:///path/to/mlflow.db)"
         )
     check_address(uri, "the address of MLflow")
     client = connect(uri)

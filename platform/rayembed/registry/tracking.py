@@ -64,7 +64,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Tracker:
-    """Writer of one MLflow run, the only one. Made by `open`, `open_for_run` or `reopen`.
+    """MLflow client that is the only writer of one run. Made by `open`, `open_for_run` or `reopen`.
 
     As a context manager it closes the run at the end of the block: as `status` says, or as failed
     or killed where an error or an interrupt ends the block. Raises as `close`.
@@ -243,7 +243,7 @@ class Tracker:
             ArtifactError: there is no such file.
         """
         if not Path(path).exists():
-            raise ArtifactError(f"no file {str(path)!r} to keep in MLflow")
+            raise ArtifactError(f"the file {str(path)!r}, to be logged to MLflow, does not exist")
         place, home = Path(path).absolute(), self.folder.absolute()
         if place.is_relative_to(home):
             # The run's folder lies elsewhere on another machine that goes on with the run.
@@ -287,8 +287,8 @@ class Tracker:
             return False
         except TrackingError as error:
             _logger.warning(
-                "MLflow lacks data of this run: %s\nNothing is lost. The metrics lie "
-                "in %s. When the server is back, the same command with --send-metrics sends them.",
+                "MLflow lacks data of this run: %s\nNothing is lost. The metrics are in %s. When "
+                "the server is back, the same command with --send-metrics sends them.",
                 error,
                 self.folder / METRICS_FILE,
             )

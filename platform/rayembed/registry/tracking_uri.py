@@ -49,7 +49,7 @@ def resolve_tracking_uri(uri: str | None, storage_path: str, *, make_folder: boo
         if "://" in storage_path:
             raise ConfigError(
                 f"placement.tracking_uri is not set and placement.storage_path {storage_path!r} is "
-                "object storage, where no SQLite file can lie; set placement.tracking_uri to an "
+                "object storage, which cannot hold a SQLite file; set placement.tracking_uri to an "
                 "MLflow server (http://…) or to sqlite:///… on a disk"
             )
         uri = sqlite_uri(Path(storage_path).absolute() / "mlflow.db")
@@ -60,8 +60,9 @@ def resolve_tracking_uri(uri: str | None, storage_path: str, *, make_folder: boo
         return uri.rstrip("/")
     if scheme.partition("+")[0] not in _DATABASES:
         raise ConfigError(
-            f"placement.tracking_uri = {uri!r} is no MLflow store; allowed: http://host:port, "
-            "https://…, sqlite:///path/to/mlflow.db, postgresql://…, mysql://…, databricks"
+            f"placement.tracking_uri = {uri!r} is not an MLflow address; allowed: "
+            "http://host:port, https://…, sqlite:///path/to/mlflow.db, postgresql://…, mysql://…, "
+            "databricks"
         )
     if scheme.partition("+")[0] == "sqlite":
         path = sqlite_path(uri)
@@ -74,7 +75,7 @@ def resolve_tracking_uri(uri: str | None, storage_path: str, *, make_folder: boo
                 path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"placement.tracking_uri = {uri!r}: its folder cannot be made: {error}"
+                f"placement.tracking_uri = {uri!r}: its folder cannot be created: {error}"
             ) from None
         return sqlite_uri(path, scheme) + "".join(uri.partition("?")[1:])
     return uri
@@ -127,7 +128,7 @@ def database_lock(path: Path) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise TrackingError(
-            f"another process has been making the tables of {str(path)!r} for {LOCK_SECONDS} s; "
+            f"another process has been creating the tables of {str(path)!r} for {LOCK_SECONDS} s; "
             "wait for it, or stop it, and give the same command again"
         ) from None
     except OSError as error:

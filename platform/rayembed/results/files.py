@@ -254,7 +254,7 @@ def _check_weights(folder: Path, weights_fingerprint: str, *, trusted: bool) -> 
         raise ArtifactError(
             f"the scores in {str(folder)!r} do not say that they are of the weights "
             f"{weights_fingerprint} of this model: their revision is {shown}. Evaluate it "
-            "(rayembed evaluate), or say with --trust-results that they are its own"
+            "(rayembed evaluate), or confirm with --trust-results that they belong to it"
         )
     logger.warning(
         "--trust-results: the scores in %s were recorded for revision %s and are accepted for the "

@@ -87,7 +87,9 @@ class ResultWriter:
         try:
             return mteb.TaskResult.from_disk(path)
         except (ValueError, KeyError) as error:
-            logger.warning("%s cannot be read and is made again: %s", path, error)
+            logger.warning(
+                "the result file %s cannot be read and will be written again: %s", path, error
+            )
             return None
 
     def _path(self, task: str) -> Path:

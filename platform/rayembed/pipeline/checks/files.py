@@ -203,8 +203,8 @@ def _check_rows(stage: StageConfig, found: AtHand) -> None:
     total, each = sum(known.values()), list(known.values())
     if stage.batch.policy == "homogeneous" and max(each) < pairs:
         raise ConfigError(
-            f"{setting} is {pairs}, filled from one data set at a time, and none has that many "
-            f"records (in all: {_counts(known)}); lower it, add rows or take policy 'blended'"
+            f"{setting} is {pairs}, filled from one data set at a time, but no data set has that "
+            f"many records ({_counts(known)}); lower it, add rows or use the policy 'blended'"
         )
     if total < pairs:
         raise ConfigError(
@@ -217,8 +217,8 @@ def _check_rows(stage: StageConfig, found: AtHand) -> None:
             needed = min(pairs, math.ceil(weight / weights * pairs - 1e-9))
             if known[name] < needed:
                 raise ConfigError(
-                    f"{setting} is {pairs}, of which the data set {name!r} gives up to {needed}, "
-                    f"and it has {known[name]} records; lower it or its weight, "
+                    f"{setting} is {pairs}, so a batch takes up to {needed} records of the data "
+                    f"set {name!r}, but it has only {known[name]}; lower it or its weight, "
                     f"stages.{stage.name}.datasets.{name}, or add rows"
                 )
 
@@ -376,7 +376,8 @@ def _check_number_types(run: Run) -> None:
             parse(type(run), {**dict(run), "model": changed(run.model, backbone=backbone)})
         except ConfigError as error:
             raise ConfigError(
-                f"model.backbone.dtype is auto, {dtype} on some machines, and then: {error}"
+                f"model.backbone.dtype=auto means {dtype} on some machines, where this run is "
+                f"invalid: {error}"
             ) from None
 
 

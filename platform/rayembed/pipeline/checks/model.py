@@ -107,9 +107,9 @@ def _tasks(run: Run) -> list[Any]:
         if run.evaluation.guard is None:
             raise
         raise AssetError(
-            f"{error}\nThe general tasks of evaluation.guard need it. With the hub's in their "
-            "place: set evaluation.benchmarks=[NanoBEIR]; without any: set evaluation.guard=null "
-            "and evaluation.benchmarks=[]"
+            f"{error}\nThe general tasks of evaluation.guard need it. To use tasks from the hub "
+            "instead, set evaluation.benchmarks=[NanoBEIR]; to do without a guard, set "
+            "evaluation.guard=null and evaluation.benchmarks=[]"
         ) from None
 
 
@@ -170,8 +170,8 @@ def _check_states(stage: StageConfig, model: TransformerModel) -> None:
         folder = resolve_model(stage.hidden_states.teacher)
         if (name := stated_format(folder)) is not None:
             raise ConfigError(
-                f"{setting}: {str(folder)!r} is a model in the format {name!r}, without layers to "
-                "compare; name the model that it was made of"
+                f"{setting}: {str(folder)!r} is a model in the format {name!r}, which has no "
+                "layers to compare; name the model that it was made from"
             )
         check_comparable(setting, model, empty_model(folder))
 
@@ -234,7 +234,7 @@ def _check_examples(run: Run, tokenizer: PromptTokenizer) -> None:
             )
     if not any(d.query_instruction or d.source.instruction_column for d in run.used_datasets):
         raise ConfigError(
-            "model.examples puts in-context examples into a query's instruction, and no data set "
+            "model.examples puts in-context examples into a query's instruction, but no data set "
             "of a stage has an instruction; set data.datasets.<name>.query_instruction, or "
             "model.examples=null"
         )

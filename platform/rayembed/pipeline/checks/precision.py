@@ -60,7 +60,7 @@ def say_dtype(asked: DtypeSetting, precision: Precision) -> None:
     workers' nodes.
     """
     if asked == "auto":
-        logger.info("model.backbone.dtype auto is %s", precision)
+        logger.info("model.backbone.dtype=auto: using %s", precision)
     elif precision.dtype != asked:
         logger.warning(
             "model.backbone.dtype is %s, but %s on the workers' nodes; a new run with auto or "

@@ -72,8 +72,8 @@ def _chosen(run: DataRun, names: str | None, until: str) -> tuple[str, ...]:
         path = f"data.datasets.{given[0]}.{step.kind}"
         example = " ".join(f"--set {path}.{assignment}" for assignment in step.least)
         raise ConfigError(
-            f"no data set of the run {run.name!r} asks for this step: {path} is null; set it, for "
-            f"instance {example}"
+            f"no data set of the run {run.name!r} configures this step: {path} is null; set it, "
+            f"for instance {example}"
         )
     return asking
 

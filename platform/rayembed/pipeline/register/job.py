@@ -70,7 +70,9 @@ def _read(args: argparse.Namespace) -> argparse.Namespace:
 def _check_combination(args: argparse.Namespace, gates: Gates) -> None:
     named = bool(gates.requirements or gates.better_than is not None)
     if args.rollback and (args.promote or args.model or args.results or named or args.push_to_hub):
-        raise ConfigError("--rollback takes only --name, and no option of a promotion")
+        raise ConfigError(
+            "--rollback cannot be combined with options of a promotion; give only --name"
+        )
     if args.trust_results and not args.results:
         raise ConfigError("--trust-results applies to --results; add --results FOLDER")
     if not args.rollback and not args.model:

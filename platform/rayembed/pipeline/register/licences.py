@@ -36,7 +36,7 @@ def base_licence(reference: str, folder: Path | None = None) -> str:
         if "://" not in reference and (Path(reference).expanduser() / _CARD).is_file():
             return _stated(Path(reference).expanduser() / _CARD)
     except AssetError as error:
-        _logger.info("no card of %s: %s", reference, error)
+        _logger.info("cannot read the model card of %s: %s", reference, error)
     return ""
 
 

@@ -125,8 +125,8 @@ class RunFolders:
             if former not in (None, here):
                 raise ArtifactError(
                     f"the run {name!r} in {self.storage!r} has other data: its stage {stage!r} "
-                    f"trains on the plan {former!r}, and what the sources hold now gives {here!r}. "
-                    "Files, or the rayembed that prepares them, have changed since; nothing of "
+                    f"trains on the plan {former!r}, but the sources now give the plan {here!r}. "
+                    "Files, or rayembed's way of preparing them, have changed since; nothing of "
                     "that run was changed. Give this run another name (--set name=…), put the "
                     "files back, or remove the other run."
                 )
@@ -168,8 +168,8 @@ def plan_of(run: Run, stage: str) -> str:
         ) from None
     if stage not in plans:
         raise ArtifactError(
-            f"{path!r} names no batch plan of the stage {stage!r}: no training of that name has "
-            "prepared it; start it, or correct --name or placement.storage_path"
+            f"{path!r} records no batch plan for the stage {stage!r}, because no training of that "
+            "name has prepared one; start the training, or correct --name or placement.storage_path"
         )
     return join(storage, "plans", check_inside(plans[stage], repr(path)))
 

@@ -182,7 +182,7 @@ def with_threads(run: AnyRun, runtime: Runtime) -> AnyRun:
     if runtime.is_here():
         chosen = free_threads(placement.threads)
     number, why = chosen
-    logger.info("%d thread(s) a worker: %s (placement.threads_per_worker=auto)", number, why)
+    logger.info("%d thread(s) for each worker: %s (placement.threads_per_worker=auto)", number, why)
     update = {"placement": placement.model_copy(update={"threads_per_worker": number})}
     return run.model_copy(update=update)
 

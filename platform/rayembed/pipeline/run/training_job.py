@@ -105,7 +105,7 @@ def _take_pairs(args: argparse.Namespace) -> None:
     if args.pairs is None and args.recipe is None:
         raise ConfigError(
             "name a recipe to train, --recipe NAME (--list prints all), or a file with a query and "
-            "a positive a row, --pairs FILE"
+            "a positive in each row, --pairs FILE"
         )
     if args.pairs is not None:
         args.recipe = args.recipe or OWN_PAIRS
