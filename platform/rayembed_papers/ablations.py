@@ -138,7 +138,7 @@ def with_examples(
     for task, pairs in fixed.items():
         if task not in instructions:
             raise ConfigError(
-                f"examples for {task!r}, which has no instruction; set "
+                f"in-context examples for {task!r}, which has no instruction; set "
                 f"evaluation.instructions.{task}, or leave them out"
             )
         template = model.instruction_template

@@ -286,7 +286,7 @@ def test_trials_that_diverge_are_told_and_not_done_again(bert, tmp_path, grid, c
     assert code == 0
     assert "Trials that diverged, and are no results: CoLA 1 of 2, RTE 1 of 2." in out
     assert "| RTE | accuracy | 0.001 | 4 |" in out
-    said = "1 of 2 trials of CoLA diverged: they give no results and are left out of the medians"
+    said = "1 of 2 trials of CoLA diverged; they have no score and are left out of the medians"
     assert said in caplog.messages
     client = MlflowClient(f"sqlite:///{tmp_path / 'storage' / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("rayembed-backbones")

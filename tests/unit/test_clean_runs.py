@@ -223,7 +223,7 @@ def test_nothing_goes_where_a_job_takes_the_run_after_it_was_looked_at(storage, 
 REFUSED = [
     (["--free", "run"], "needs the names of runs"),
     (["--free", "folder"], "needs the names of runs"),
-    (["--free", "run", "--free", "folder", "--run", "own"], "take one"),
+    (["--free", "run", "--free", "folder", "--run", "own"], "give one of the two"),
     (["--free", "data", "--run", "own"], "--run has no effect with --free data"),
     (["--delete-versions"], "--delete-versions needs --free run"),
     (["--run", "owns"], "did you mean 'own'"),
@@ -279,7 +279,7 @@ def test_a_run_that_another_one_names_stays(storage, run, capsys):
             (storage / "runs/second/run.yaml").write_text(text)
             code, _, err = clean(capsys, storage, "--free", "folder", "--run", "own")
             assert code == 1, way
-            assert "'second' of this storage name a model of the run 'own'" in err
+            assert "'second' of this storage use a model of the run 'own'" in err
             assert model.exists()
     code, _, err = clean(capsys, storage, "--free", "data")
     assert (code, "'second' does not record which data it uses" in err) == (1, True)
@@ -297,7 +297,7 @@ def test_a_version_that_a_run_names_stays_with_its_run(storage, run, capsys, end
         settings.write_text(naming(run, setting, f"models:/own{end}"))
         kept = files(storage)
         code, _, err = clean(capsys, storage, *arguments)
-        told = "'second' of this storage name version 1 of own @candidate, of the run 'own'"
+        told = "'second' of this storage use version 1 of own @candidate, of the run 'own'"
         assert (code, told in err) == (1, True), err
         assert files(storage) == kept
     for elsewhere in (f"models:/own{end}0", f"models:/owner{end}", f"models:/my-own{end}"):

@@ -171,7 +171,7 @@ def test_what_the_model_cannot_read_is_refused(run, saved, tmp_path):
     with pytest.raises(ConfigError, match="the encoder would read 88 tokens, and it has learnt 64"):
         noise_scores(saved, run, name="x", results_folder=tmp_path, num_words=20)
     none = run.model_copy(update={"evaluation": run.evaluation.model_copy(update={"own_sets": ()})})
-    with pytest.raises(ConfigError, match="no texts to put noise behind"):
+    with pytest.raises(ConfigError, match="no texts to append noise to"):
         noise_scores(saved, none, name="x", results_folder=tmp_path, num_words=4)
 
 

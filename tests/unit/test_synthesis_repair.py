@@ -497,7 +497,7 @@ def test_wrong_settings_are_refused(judge: dict[str, Any], told: str) -> None:
 def test_repair_needs_negatives_and_positives() -> None:
     source = {"kind": "pairs", "path": "none"}
     values = {"name": "d", "source": source, "repair": {"judge": RERANKER}}
-    with pytest.raises(ConfigError, match="and there are none; have them mined"):
+    with pytest.raises(ConfigError, match="and there are none; mine some"):
         parse(DatasetConfig, values)
     assert parse(DatasetConfig, values | {"mining": {"teacher": "t"}}).repair is not None
     graded = {"kind": "graded", "path": "none"}

@@ -125,7 +125,7 @@ def vocabulary(transformer: Path, num_vectors: int) -> MaskingVocabulary:
     if found.num_words > num_vectors:
         raise ArtifactError(
             f"the tokenizer in {str(transformer)!r} has {found.num_words} words, but the model "
-            f"has {num_vectors}; take tokenizer and weights of the same model"
+            f"has only {num_vectors} word vectors; use the tokenizer and weights of one model"
         )
     return found
 
@@ -165,9 +165,9 @@ def _head_of(
     if decoder.shape != words.shape or not torch.equal(decoder, words) or len(bias) < num_words:
         raise ArtifactError(
             f"the head for masked-language modelling in {where!r} has words of its own: "
-            f"{tuple(decoder.shape)} and a bias of {len(bias)} for the encoder's "
-            f"{tuple(words.shape)}; only models whose head shares the encoder's word vectors can "
-            "be adapted"
+            f"output vectors {tuple(decoder.shape)} and {len(bias)} biases, but the encoder's word "
+            f"vectors are {tuple(words.shape)} or differ in value; only "
+            "models whose head shares the encoder's word vectors can be adapted"
         )
     found = {"bias": bias[:num_words].float()}
     try:
@@ -177,7 +177,7 @@ def _head_of(
                 found[f"{ours}.{kind}"] = next(weights[n] for n in known if n in weights).float()
     except StopIteration:
         raise ArtifactError(
-            f"the head for masked words in {where!r} has no {' or '.join(known)}"
+            f"the head for masked words in {where!r} lacks the weight {' or '.join(known)}"
         ) from None
     return found
 
@@ -237,7 +237,7 @@ def _check_dense(settings: Mapping[str, Any], where: str) -> None:
     if is_nomic_layout(settings) and shape_of(settings, where).num_experts:
         raise ConfigError(
             f"model.backbone.path {where!r} is a mixture of experts; only dense encoders can be "
-            "adapted, and training upcycles them afterwards"
+            "adapted; the later training of a nomic-moe makes experts of their layers"
         )
 
 

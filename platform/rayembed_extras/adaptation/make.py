@@ -197,8 +197,8 @@ def _accept(found: FoundTexts, totals: Mapping[str, Any]) -> None:
     if rejected > share * rows_in:
         raise DataError(
             f"the texts {name!r}: {rejected} of {rows_in} rows of {path!r} were rejected "
-            f"({reasons}), more than source.max_rejected_share {share}; mend them or raise the "
-            f"share. For instance:{shown}"
+            f"({reasons}), more than source.max_rejected_share {share}; correct the rows or raise "
+            f"the share. For instance:{shown}"
         )
 
 

@@ -284,8 +284,8 @@ def order_sequences(
         if not len(among):
             raise DataError(
                 f"training.held_out.batches {held_out} of {global_sequences} sequences would take "
-                f"more than half of each language's ({len(everything)} in all); lower it, set "
-                "training.held_out=null, or add texts"
+                f"more than half of the sequences of every language ({len(everything)} in all); "
+                "lower it, set training.held_out=null, or add texts"
             )
         kept = _order(pool, among, global_sequences, held_out, seed, alpha, "held-out")
         rest = np.flatnonzero(~np.isin(pool.hash, pool.hash[kept.ravel()]))
@@ -296,7 +296,7 @@ def order_sequences(
         small |= more
     if small.any():
         codes = ", ".join(code for code, one in zip(pool.languages, small, strict=True) if one)
-        log.warning("too small to hold anything out, and without a score: %s", codes)
+        log.warning("languages with too few sequences for a held-out part get no score: %s", codes)
     return _order(pool, rest, global_sequences, num_steps, seed, alpha, _KEY), kept
 
 
@@ -402,5 +402,5 @@ def _languages(
             }
         )
         if not drawn[place]:
-            log.warning("no step draws anything of the language %s", code)
+            log.warning("no training step uses a sequence of the language %s", code)
     return recorded

@@ -109,7 +109,9 @@ class AirBenchResults:
                 **{field.name: values[field.name] for field in fields(ResultRecord)}
             )
         except (ValueError, KeyError, TypeError) as error:
-            logger.warning("%s cannot be read, so its result is computed again: %s", path, error)
+            logger.warning(
+                "%s cannot be read, so its result will be computed again: %s", path, error
+            )
             return None
 
     def problem(self, dataset: AirBenchDataset, split: Split) -> str:
@@ -130,7 +132,9 @@ class AirBenchResults:
             return False
         problem = self.problem(dataset, split)
         if problem:
-            logger.warning("%s is computed again: it is %s", self.path(dataset, split), problem)
+            logger.warning(
+                "%s will be computed again because it is %s", self.path(dataset, split), problem
+            )
         return not problem
 
     def save(

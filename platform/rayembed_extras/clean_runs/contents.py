@@ -145,7 +145,9 @@ def check_request(asked: CleanRequest) -> None:
     """
     whole = [part for part in (FOLDER, RUN) if part in asked.free]
     if len(whole) == 2:
-        raise ConfigError("--free folder keeps MLflow's entries and --free run does not; take one")
+        raise ConfigError(
+            "--free folder keeps MLflow's entries and --free run does not; give one of the two"
+        )
     if whole and not asked.runs:
         raise ConfigError(f"--free {whole[0]} needs the names of runs: --run NAME")
     if asked.runs and asked.free and not {STATES, *whole} & set(asked.free):

@@ -77,7 +77,8 @@ def steps_of(asked: CleanRequest, inventory: Inventory, entries: MlflowEntries) 
                 raise ArtifactError(
                     f"the {_kind(run)} {run.name!r} has registered models: "
                     f"{', '.join(map(str, versions))}. Without its files MLflow could not load "
-                    "them; --free folder leaves all of MLflow, --delete-versions removes them too"
+                    "them; add --delete-versions to remove the versions too, or use --free "
+                    "folder, which keeps everything in MLflow"
                 )
             if tracked is None and not run.is_sent and run.tracked is not None:
                 raise ArtifactError(
@@ -171,8 +172,8 @@ def _check_free(inventory: Inventory, going: Sequence[StoredRun]) -> None:
         place = f"{run.kind}/{run.name}"
         if users := [one.name for one in staying if _leads_to(one.text, inventory.storage, place)]:
             raise ArtifactError(
-                f"{_listed(users)} of this storage name a model of the run {run.name!r}; "
-                "name them with --run too, or keep it"
+                f"{_listed(users)} of this storage use a model of the run {run.name!r}; "
+                "remove them too (--run), or keep this run"
             )
 
 
@@ -206,8 +207,8 @@ def _check_versions_free(
         named = re.compile(rf"(?:{names})(?![\w.-])")
         if users := [one.name for one in staying if named.search(one.text)]:
             raise ArtifactError(
-                f"{_listed(users)} of this storage name {version}, of the {_kind(run)} "
-                f"{run.name!r}; name them with --run too, or keep it"
+                f"{_listed(users)} of this storage use {version}, of the {_kind(run)} "
+                f"{run.name!r}; remove them too (--run), or keep this one"
             )
 
 

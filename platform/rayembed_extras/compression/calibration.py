@@ -97,7 +97,7 @@ def check_layers(way: Compression, model: TransformerModel) -> None:
         stated = int(getattr(part.config, "num_hidden_layers", found))
         if found != stated:
             raise ConfigError(
-                f"{way.kind} solves layer after layer, but the {name} has {found} layers and "
+                f"{way.kind} compresses layer after layer, but the {name} has {found} layers and "
                 f"runs them {stated} times; use a method without calibration texts, such as int8"
             )
 
@@ -250,7 +250,7 @@ def _solve_part(
             _solve(own, statistics, solver)
         for number, of_pass in enumerate(calls):
             states[number] = of_pass[place].run(layer, states[number])
-        logger.info("%s: layer %d of %d solved", name, place + 1, len(layers))
+        logger.info("%s: layer %d of %d compressed", name, place + 1, len(layers))
 
 
 def _calls(layers: Sequence[nn.Module], run: Run) -> list[_Call]:
@@ -314,11 +314,11 @@ def _solve(
             name, statistic = matrix.slice_name(place), statistics[matrix.name, place]
             if statistic.rows == 0:
                 # All inputs alike: the matrix is judged by its weights alone.
-                logger.warning("no calibration text reached %s: its weights alone decide", name)
+                logger.warning("no calibration text reached %s, so only its weights decide", name)
                 statistic.add(torch.eye(weight.shape[1], device=weight.device))
             solver.solve(weight, statistic, name)
             if not bool(weight.isfinite().all()):
-                raise ArtifactError(f"solving {name} gave weights that are not finite")
+                raise ArtifactError(f"compressing {name} gave weights that are not finite")
 
 
 def _warn_of_saved(saved: Dtype, device: str, work: str) -> None:

@@ -55,15 +55,16 @@ def keep_words(model: Any, kept: Sequence[int]) -> None:
     others = [n for n, p in model.named_parameters() if p is not words.weight and len(p) == rows]
     if others and rows not in (settings.hidden_size, getattr(settings, "intermediate_size", None)):
         raise ConfigError(
-            f"vocabulary: {others[0]!r} of a model of the family {settings.model_type!r} has a row "
-            "for each token, too; such models cannot be cut"
+            f"vocabulary: {others[0]!r} of a model of the family {settings.model_type!r} also has "
+            "a row for each token; such vocabularies cannot be reduced"
         )
     first = first_position(model)
     pad = first - 1
     if first and new.get(pad) != pad:
         raise ConfigError(
             f"vocabulary: a model of the family {settings.model_type!r} counts its positions from "
-            f"the padding's id {pad}, which would become {new.get(pad)}; such models cannot be cut"
+            f"the padding's id {pad}, which would become {new.get(pad)}; such vocabularies "
+            "cannot be reduced"
         )
     keep_rows(words, new)
     settings.vocab_size = len(kept)

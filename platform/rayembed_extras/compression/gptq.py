@@ -114,8 +114,8 @@ def damping(hessian: "Tensor", name: str) -> float:
                 )
             return share
     raise ArtifactError(
-        f"the inputs of {name} have no second moments to solve with; are the model's weights or "
-        "the calibration texts damaged?"
+        f"the inputs of {name} give no second moments that can be inverted, so it cannot be "
+        "quantised; check that the model's weights and the calibration texts are not damaged"
     )
 
 

@@ -249,8 +249,8 @@ def _check_known(
     if unknown:
         raise ConfigError(
             f"the model has {len(unknown)} matrices that are neither linear layers nor experts, "
-            f"such as {unknown[0]!r}, and whose products are not known; exclude them by patterns "
-            "in skip"
+            f"such as {unknown[0]!r}, so it is not known how they are multiplied; exclude them by "
+            "patterns in skip"
         )
 
 

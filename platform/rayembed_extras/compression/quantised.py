@@ -183,21 +183,21 @@ def _check_form(way: Quantised, model: "TransformerModel", chosen: "Sequence[Mat
         if not isinstance(part, PreTrainedModel):
             raise ConfigError(
                 f"{way.kind} cannot be written: the {name} of a {model.config.kind} is an encoder "
-                "of rayembed's own, and compressed-tensors is read into models of transformers "
-                "alone; export it for CPUs"
+                "of rayembed's own, and only models of transformers can be loaded from "
+                "compressed-tensors; export it for CPUs instead"
             )
     for matrix in chosen:
         if type(matrix.module) is not nn.Linear:
             raise ConfigError(
                 f"{way.kind} cannot be written: {matrix.name} belongs to a "
-                f"{type(matrix.module).__name__}, and compressed-tensors is read into plain linear "
-                "layers alone; leave it alone by skip"
+                f"{type(matrix.module).__name__}, and only plain linear layers can be loaded from "
+                "compressed-tensors; exclude it by skip"
             )
     outside = [matrix.name for matrix in chosen if matrix.name.split(".", 1)[0] not in model.parts]
     if outside:
         raise ConfigError(
-            f"{way.kind} cannot be written: {outside[0]} is no part of a transformer; leave it "
-            "alone by skip"
+            f"{way.kind} cannot be written: {outside[0]} is no part of a transformer; exclude "
+            "it by skip"
         )
 
 
@@ -218,8 +218,8 @@ def _check_names(
     if missing:
         raise ConfigError(
             f"{way.kind} cannot be written: transformers saves models of this family under other "
-            f"names than they have in memory, and {missing[0]} is not in the files; leave such "
-            "matrices alone by skip"
+            f"names than they have in memory, and {missing[0]} is not in the files; exclude such "
+            "matrices by skip"
         )
 
 

@@ -178,7 +178,7 @@ def read_graph(folder: Path) -> GraphConfig:
         return GraphConfig.model_validate(read_json(folder / SETTINGS_FILE).get("graph"))
     except ValidationError as error:
         raise ArtifactError(
-            f"the settings of the graph in {str(folder)!r} do not hold: {error}"
+            f"the settings of the graph in {str(folder)!r} are not valid: {error}"
         ) from error
 
 

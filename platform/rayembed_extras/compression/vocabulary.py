@@ -158,7 +158,8 @@ def _kept(way: Vocabulary, part: Any, pretrained: Any, texts: Sequence[str]) -> 
     ids = kept_tokens(content, met, always, way.size)
     if ids[-1] >= rows:
         raise ConfigError(
-            f"vocabulary: the tokenizer has the id {ids[-1]}, and the model has {rows} embeddings"
+            f"vocabulary: the tokenizer's largest id is {ids[-1]}, but the model has {rows} "
+            "embeddings"
         )
     logger.info(
         "vocabulary: %d of %d tokens kept, %d occur in the texts", len(ids), rows, len(counts)

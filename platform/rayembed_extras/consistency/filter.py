@@ -136,7 +136,7 @@ def _filter(
         )
     keep = KeepConsistent(writer.parts_folder)
     results = run_resumable(folder, f"filter {name}", keep, ranked_parts, execute)
-    log.info("filter %s: %d of %d rows stay", name, total - gone, total)
+    log.info("consistency filter %s: %d of %d rows kept", name, total - gone, total)
     return writer.finish(
         results,
         [item for result in results for item in result["parts"]],

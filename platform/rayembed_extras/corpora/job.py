@@ -72,7 +72,7 @@ def _counted(documents: Iterable[str]) -> Iterator[str]:
         if number % _DOCUMENTS_BETWEEN_LOGS == 0:
             logger.info("%s documents read", f"{number:,}")
         yield text
-    logger.info("%s documents read, the whole corpus", f"{number:,}")
+    logger.info("%s documents read: the whole corpus", f"{number:,}")
 
 
 def _progress() -> Callable[[int, int], None]:

@@ -185,7 +185,7 @@ def mteb_spec(
     allowed = stated.embed_dim if isinstance(stated.embed_dim, Sequence) else [stated.embed_dim]
     if settings.dimensions is not None and settings.dimensions not in allowed:
         raise ConfigError(
-            f"dimensions = {settings.dimensions}: mteb states {list(allowed)} for {name!r}"
+            f"dimensions = {settings.dimensions}: mteb states that {name!r} gives {list(allowed)}"
         )
     if settings.dtype == "bfloat16":
         settled(settings.dtype, on)  # for its warning
@@ -225,7 +225,7 @@ def _check_supported(name: str, meta: ModelMeta) -> None:
             "one dense vector for each text"
         )
     if "text" not in meta.modalities:
-        raise ConfigError(f"{name!r} takes {', '.join(meta.modalities)} but no text")
+        raise ConfigError(f"{name!r} embeds {', '.join(meta.modalities)} but no text")
     similarity = meta.similarity_fn_name
     if similarity is not None and similarity.value not in ("cosine", "dot"):
         raise ConfigError(

@@ -222,7 +222,7 @@ class _Writing:
             raise DataError(
                 f"data set {self.dataset.name!r}: {bad} of {self.rows} rows of {name!r} have no "
                 f"document ({dict(self.rejected)}), more than {self.setting}.max_rejected_share "
-                f"{self.source.max_rejected_share:g} allows; mend them or raise it"
+                f"{self.source.max_rejected_share:g} allows; correct them or raise it"
             )
         if not self.documents:
             raise DataError(f"data set {self.dataset.name!r}: {name!r} has no document")

@@ -224,7 +224,7 @@ def _take(
                 f"protocol.max_grad_norm={one.protocol.max_grad_norm:g} (0: not)"
             )
             return
-        logger.warning("%s: they give no results and are left out of the medians", shown)
+        logger.warning("%s; they have no score and are left out of the medians", shown)
     if trials[0].keeps_model:
         best[one.name] = best_result(results).trial
     for name in one.tasks:

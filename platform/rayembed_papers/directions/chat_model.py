@@ -115,8 +115,8 @@ def _load(folder: Path) -> Any:
         raise ArtifactError(f"cannot load the model in {str(folder)!r}: {error}") from error
     if missing := sorted(report["missing_keys"]):
         raise ArtifactError(
-            f"the model in {str(folder)!r} lacks {len(missing)} weights that write, such as "
-            f"{missing[0]!r}"
+            f"the model in {str(folder)!r} lacks {len(missing)} weights needed to generate, such "
+            f"as {missing[0]!r}"
         )
     return model.eval()
 

@@ -167,12 +167,12 @@ def write_pairs(storage: str) -> None:
         raise DataError(
             f"of {len(articles)} answers of {_MODEL} only {len(rows)} are usable questions "
             f"({reasons}); the last answer is {answers[-1]!r}; other versions of torch or "
-            "transformers may read the model in another way"
+            "transformers may compute the model's answers differently"
         )
     lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     write_atomic(path, "".join(lines).encode())
     logger.info(
-        "%s: %s pairs in %s; refused: %s",
+        "%s: %s pairs written in %s; unusable answers: %s",
         *(path, f"{len(rows):,}", duration(time.monotonic() - began), reasons),
     )
 

@@ -118,8 +118,8 @@ class Noise:
         sizes = sizes_of(run.evaluation.own_sets)
         if sizes is None:
             raise ConfigError(
-                "evaluation.own_sets has no set of the Wikipedia sample: there are no texts to put "
-                "noise behind; set evaluation.benchmarks=[wikipedia]"
+                "evaluation.own_sets has no set of the Wikipedia sample: there are no texts to "
+                "append noise to; set evaluation.benchmarks=[wikipedia]"
             )
         held_out = {article.title for article in held_out_articles(sizes)}
         others = [

@@ -180,7 +180,7 @@ def _check_structure(way: Pruning, chosen: "Sequence[Matrix]") -> None:
             raise ConfigError(
                 f"structure = {way.structure!r} takes groups of {group.size} neighbours, but "
                 f"{matrix.name} has {matrix.width} inputs, which {group.size} does not divide; "
-                f"take another structure, or leave it alone by skip"
+                f"use another structure, or exclude it by skip"
             )
 
 

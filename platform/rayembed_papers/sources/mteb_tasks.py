@@ -156,7 +156,7 @@ def _task(of: SplitOfTask) -> Any:
     except ValueError:
         subsets = mteb.get_task(name).metadata.hf_subsets
         raise ConfigError(
-            f"source.subset = {subset!r}: the mteb task {name!r} has {', '.join(subsets)}"
+            f"source.subset = {subset!r}: the mteb task {name!r} only has {', '.join(subsets)}"
         ) from None
     metadata = task.metadata
     if metadata.type not in _ROWS_OF_TYPE or metadata.modalities != ["text"]:

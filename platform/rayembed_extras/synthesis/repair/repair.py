@@ -146,8 +146,8 @@ def _log_outcome(name: str, made: DatasetArtifact) -> None:
     false, judged = sum(summary["false_negatives"].values()), summary["judged_negatives"]
     per_row = summary["negatives_per_row"]
     log.info(
-        "repair %s: %s of %s negatives are false ones, in %s of %s rows (%s); negatives a row "
-        "%.2f → %.2f",
+        "repair %s: %s of %s negatives are false ones, in %s of %s rows (%s); negatives per "
+        "row %.2f → %.2f",
         name,
         *(f"{count:,}" for count in (false, judged)),
         *(f"{summary[count]:,}" for count in ("rows_with_false_negatives", "judged_rows")),
@@ -156,8 +156,8 @@ def _log_outcome(name: str, made: DatasetArtifact) -> None:
     )
     if 2 * false > judged:
         log.warning(
-            "repair %s: the judge calls more than half of the negatives positives; check the "
-            "examples in the audit page, and change data.datasets.%s.repair.judge",
+            "repair %s: the judge rates more than half of the negatives as positives; check "
+            "the examples in the audit page, and change data.datasets.%s.repair.judge",
             *(name, name),
         )
 

@@ -132,8 +132,8 @@ class RepairConfig(DataStep):
         if not dataset.has_negatives:
             raise ValueError(
                 f"data set {dataset.name!r}: repair looks for false negatives among the hard "
-                "negatives of a row, and there are none; have them mined (mining.teacher=…), name "
-                "the column of the rows' own (source.negatives), or set repair=null"
+                "negatives of a row, and there are none; mine some (mining.teacher=…), name the "
+                "column that holds them (source.negatives), or set repair=null"
             )
 
     def check(self, setting: str) -> None:
