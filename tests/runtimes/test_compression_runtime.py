@@ -297,5 +297,5 @@ def test_passes_that_no_graph_can_have_are_refused_before_work(given, monkeypatc
 
     Onnx(precision="float32").check(given.source("biencoder"))
     monkeypatch.setattr(PooledTransformer, "forward", by_content)
-    with pytest.raises(ConfigError, match="biencoder of these parts cannot be made a graph"):
+    with pytest.raises(ConfigError, match="biencoder of these parts cannot be exported as a graph"):
         Onnx(precision="float32").check(given.source("biencoder"))

@@ -137,7 +137,7 @@ def test_wrong_languages_are_refused(run, tmp_path):
         "x": {"title": "Nobody", "extract": "own1 a b c d e f.", "description": "", "topic": ""}
     }
     (tmp_path / "fr-fr.json").write_text(json.dumps(nobody))
-    with pytest.raises(DataError, match=r"give no queries in fra-Latn"):
+    with pytest.raises(DataError, match=r"no held-out article yields queries in fra-Latn"):
         tasks_of(changed(run, languages=("fr",)))
 
 

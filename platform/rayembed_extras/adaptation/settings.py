@@ -36,7 +36,7 @@ _WITHOUT_EFFECT = (
 
 
 class RotaryEncoderConfig(Settings):
-    """The encoder to adapt."""
+    """Settings of the encoder to adapt, whose positions become rotary."""
 
     backbone: BackboneConfig
     """BERT, RoBERTa or XLM-R, whose absolute positions are replaced by rotary ones, or a dense

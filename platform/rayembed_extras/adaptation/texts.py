@@ -19,7 +19,7 @@ _SHOWN_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A usable text."""
+    """A usable text with its language."""
 
     text: str
     language: str

@@ -78,7 +78,9 @@ class CompressionRun(Scores, Document):
     placement: CompressionPlacement = CompressionPlacement()
 
     def identity(self, write: Callable[[str], str] | None = None) -> dict[str, Any]:
-        """Settings that decide variants and scores; those of the speed measurement are left out."""
+        """Settings that decide variants and scores, without the settings of the speed
+        measurement.
+        """
         return {name: value for name, value in super().identity(write).items() if name != "speed"}
 
     @property

@@ -83,7 +83,7 @@ def _way(text: str) -> Compression:
     if found["kind"] not in ways:
         raise ConfigError(
             f"--size {text!r}: a size needs {' or '.join(ways)}, whose models can be trained "
-            f"further; {nearest(found['kind'], ways)}. rayembed compress has the other ways"
+            f"further; {nearest(found['kind'], ways)}. rayembed compress has other methods"
         )
     return parse(ways[found["kind"]], found)
 

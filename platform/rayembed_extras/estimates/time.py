@@ -59,7 +59,7 @@ _STAGE_SECONDS = 25.0
 
 @dataclass(frozen=True)
 class Estimate:
-    """Expected duration of a run."""
+    """Estimated duration of a run, and the machine that the estimate is for."""
 
     machine: str
     seconds: float

@@ -37,7 +37,7 @@ class Question(Generic[ValueT]):
 
 @dataclass(frozen=True)
 class Interview:
-    """Asks one model questions, with stored answers for repeated ones."""
+    """Asks one model questions and reuses answers that are already stored."""
 
     model: AskedModel
     seed: int

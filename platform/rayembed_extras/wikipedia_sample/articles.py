@@ -108,8 +108,8 @@ def hold_out(samples: Iterable[Sequence[Article]], num_titles: int, seed: int) -
 
 
 def held_out_texts(articles: Iterable[Article], titles: frozenset[str]) -> frozenset[str]:
-    """Collect all texts by which an evaluation may use the held-out articles, plain and with masked
-    titles.
+    """Collect all texts in which an evaluation may show the held-out articles, plain and with
+    masked titles.
 
     For each held-out article: title, text, description, every sentence, the text's other sentences,
     and its two halves. A title that also names a topic ("History") is excluded, as the class name

@@ -73,7 +73,7 @@ def held_out_articles(sizes: ScoreSizes) -> list[Article]:
     if len(kept) < sizes.documents:
         raise DataError(
             f"the sample has {len(kept)} held-out articles, fewer than {sizes.documents} documents;"
-            " ask for fewer documents"
+            " request fewer documents"
         )
     return kept
 

@@ -274,7 +274,7 @@ def _id(index: int) -> str:
 
 def _draw(usable: list[int], count: int, seed: int, purpose: str) -> list[int]:
     if not usable:
-        raise DataError(f"the held-out articles give no {purpose}; hold out more")
+        raise DataError(f"no held-out article yields {purpose}; hold out more articles")
     shuffled_indices = sorted(usable)
     random.Random(f"{seed}:{purpose}").shuffle(shuffled_indices)
     return sorted(shuffled_indices[:count])

@@ -116,7 +116,7 @@ class Finetuning:
 
 @dataclass(frozen=True)
 class Task:
-    """A column of the paper's Table 3 or 4."""
+    """A scored task, which is a column of the paper's Table 3 or 4."""
 
     name: str
     benchmark: str

@@ -102,7 +102,7 @@ def run_trial(trial: Trial, *, use_gpu: bool, predict_batch: int) -> None:
     if (seen := weights_fingerprint(home)) != trial.backbone.weights:
         raise ArtifactError(
             f"the backbone {trial.backbone.reference!r} has weights {seen} on this machine, but "
-            f"the job began with {trial.backbone.weights}; give all machines the same"
+            f"the job began with {trial.backbone.weights}; give all machines the same weights"
         )
     one, protocol = trial.finetuning, trial.finetuning.protocol
     work = work_of(one, BackboneTokenizer(encoder_folder(home), protocol.max_length))

@@ -153,12 +153,12 @@ def check_sizes(sizes: Sequence[int], places: int, tasks: Sequence[OwnTask]) -> 
     if largest > places:
         raise ConfigError(
             f"{largest} context documents are more than the {places} that the model takes "
-            "(model.num_context); ask for fewer"
+            "(model.num_context); request fewer"
         )
     for task in tasks:
         there = len(random_documents(documents_of(task), largest, seed=0))
         if there < largest:
             raise ConfigError(
                 f"{largest} context documents are more than the {there} of the task "
-                f"{task.name}; ask for fewer or take a larger set"
+                f"{task.name}; request fewer or use a larger set"
             )

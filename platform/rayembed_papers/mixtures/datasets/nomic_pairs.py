@@ -62,7 +62,7 @@ PAIRS = (
 
 
 def prefixes(use: Use) -> tuple[str, str]:
-    """Prefixes of queries and of documents."""
+    """Return the text prefixes of queries and of documents for a data set of pairs."""
     if use == "search":
         return "search_query: ", "search_document: "
     return f"{use}: ", f"{use}: "
