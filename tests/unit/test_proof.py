@@ -10,7 +10,7 @@ import architecture_contract as contract
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
-from tiny_folders import tiny_parts, tiny_settings
+from tiny_folders import save_tiny, tiny_parts, tiny_settings
 
 from rayembed.config.model import ARCHITECTURES
 from rayembed.errors import ArtifactError
@@ -20,8 +20,9 @@ from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import encode
 from rayembed.models.sentence_module import as_sentence_transformer
 from rayembed.proof.check import check
-from rayembed.proof.proof import read_proof
-from rayembed.proof.write import write_proof
+from rayembed.proof.proof import Mistake, read_proof
+from rayembed.proof.texts import proof_texts
+from rayembed.proof.write import TOLERANCE, tolerances, write_proof
 from rayembed.registry.card_parts import FOLDER, proof_section
 from rayembed.training.checkpoints.export import upload_model
 
@@ -89,6 +90,25 @@ def test_texts_have_every_role_instruction_and_length(kind, folders):
     told = [text for text in proof.texts if (text.instruction or "").strip() == "Find answers"]
     assert told
     assert all("Find answers" in text.prompt for text in told)
+
+
+def test_all_instructions_have_texts_and_64_are_not_exceeded(folders):
+    model = load_model(folders / "nvembed")
+    texts = proof_texts(model, {f"n{i}": f"Find {i}" for i in range(20)})
+    assert len(texts) <= 64
+    assert len({text.instruction for text in texts} - {None}) == 8
+    assert sum("limit" in text.about for text in texts) == 6
+
+
+def test_a_model_too_large_for_float32_is_proved_as_it_is_saved(tmp_path, monkeypatch):
+    folder = save_tiny("biencoder", tmp_path / "model", backbone={"path": "p", "dtype": "bfloat16"})
+    assert write_proof(folder).dtype == "float32"
+    shutil.rmtree(folder / "proof")
+    monkeypatch.setattr("rayembed.proof.write.free_memory", lambda device: 1000)
+    proof = write_proof(folder)
+    assert proof.dtype == "bfloat16"
+    assert proof.tolerance["bfloat16"] == TOLERANCE["bfloat16"]
+    assert check(proof, by_rayembed(folder)).same
 
 
 def test_other_vectors_are_not_the_same(folders):
@@ -161,6 +181,19 @@ def test_the_code_of_the_card_asks_a_server(folders, monkeypatch):
 
     monkeypatch.setattr("urllib.request.urlopen", answer)
     exec(code_of_card(folders / "nvembed", "nvembed"), {})
+
+
+def test_a_tolerance_is_three_times_the_models_own_rounding_and_never_below_0_9():
+    right = np.eye(4, dtype=np.float32)[:1]
+
+    def rounded(cosine):
+        vector = np.array([[cosine, np.sqrt(1 - cosine**2), 0, 0]], np.float32)
+        return tolerances(right, [Mistake("int8", "", "", (0,), vector)])["int8"]
+
+    assert rounded(0.99) == pytest.approx(0.97, abs=1e-5)
+    assert rounded(0.99999) == 0.9999
+    assert rounded(0.5) == 0.9
+    assert tolerances(right, []) == TOLERANCE
 
 
 def copied(folder, target):

@@ -41,7 +41,13 @@ _SHORT = {
 }
 """Short texts, by what each checks. Both roles get them."""
 
-FOR_MISTAKES = ("a question", "digits after the prompt", "a passage", "CJK", "upper case")
+FOR_MISTAKES = (
+    "a question",
+    "digits after the prompt",
+    "a passage",
+    "upper case",
+    "mixed case",
+)
 """Short texts, in both roles, whose vectors under a mistake are kept first."""
 
 _INSTRUCTIONS = 8
@@ -49,7 +55,7 @@ _INSTRUCTIONS = 8
 texts of `FOR_MISTAKES`, more get two."""
 _FEW = 3
 _LONGER = (300, 600)
-"""Tokens of texts that are not cut, for servers that cut at 256 or 512."""
+"""Tokens of documents that are not cut, for servers that cut at 256 or 512."""
 _MOST_TOKENS = 6_144
 """Tokens of all texts around the limit: of a long limit fewer are embedded, so that a proof of a
 small model takes a CPU seconds."""
@@ -135,9 +141,8 @@ def _longer(model: TransformerModel) -> Iterator[ProofText]:
     """Texts of more than 256 and 512 tokens that the model reads whole."""
     tokenizer = model.tokenizer
     for number in _LONGER:
-        for role in get_args(Role):
-            if tokenizer.max_lengths[role] > number:
-                yield from _of_length(model, role, number, f"{role} of {number} tokens")
+        if tokenizer.max_lengths["document"] > number:
+            yield from _of_length(model, "document", number, f"document of {number} tokens")
 
 
 def _of_length(model: TransformerModel, role: Role, number: int, about: str) -> Iterator[ProofText]:

@@ -9,8 +9,14 @@ import numpy as np
 
 from rayembed.config.table import NamedTable
 from rayembed.errors import ArtifactError
-from rayembed.models.loading.files import read_json_value, weights_fingerprint
-from rayembed.models.loading.load import load_model
+from rayembed.machine.hardware import free_memory
+from rayembed.models.contract import Tokens
+from rayembed.models.loading.files import (
+    count_parameters,
+    read_json_value,
+    weights_fingerprint,
+)
+from rayembed.models.loading.load import load_model, saved_dtype
 from rayembed.models.loading.saved_folder import SETTINGS_FILE
 from rayembed.models.loading.saved_prompts import saved_instructions
 from rayembed.models.passes.encoding import encode_tokens
@@ -25,6 +31,8 @@ _ROUNDED: tuple[NumberType, ...] = ("bfloat16", "int8")
 _MARGIN = 3.0
 """Distance from cosine 1 that is allowed, in those of the model's own rounded vectors: other texts,
 and servers that round at other places."""
+_LEAST = 0.9
+"""Lowest tolerance: a model that rounding moves further is not served in that number type."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,8 @@ MISTAKES = NamedTable("rayembed.proof_mistakes", MistakeMaker, "maker of mistake
 def write_proof(folder: Path) -> Proof:
     """Write the proof of a model's folder, unless it has one of these weights; return it.
 
-    The model is loaded in float32 on the CPU; a graph has its own number type.
+    The model is loaded on the CPU, in float32 where that takes at most half of the free memory,
+    else in its saved number type; a graph has its own.
 
     Raises:
         ArtifactError: no model that can be loaded, or one without finite vectors.
@@ -54,7 +63,9 @@ def write_proof(folder: Path) -> Proof:
             return known
     except ArtifactError:
         pass  # damaged, or of the weights that were here before
-    model = load_model(folder, dtype="float32")
+    size = 4 * (count_parameters(folder) or 0)
+    exact = size <= free_memory("cpu") // 2
+    model = load_model(folder, dtype="float32" if exact else saved_dtype(folder))
     proof = prove(model, saved_instructions(folder, model.config), normalised=_normalises(folder))
     proof = replace(proof, weights=weights_fingerprint(folder))
     proof.write(folder)
@@ -84,7 +95,7 @@ def prove(
     texts = proof_texts(model, instructions)
     if not texts:
         raise ArtifactError("no proof can be written: the tokenizer refuses each of its texts")
-    right = encode_tokens(model, tokens_of(model, texts))
+    right = _vectors(model, tokens_of(model, texts))
     _, lengths = cosines(right, right)
     if not (np.abs(lengths - 1) <= LENGTH_ERROR).all():
         bad = texts[int(np.argmin(np.abs(lengths - 1) <= LENGTH_ERROR))]
@@ -106,6 +117,15 @@ def prove(
     )
 
 
+def _vectors(model: TransformerModel, tokens: Sequence[Tokens]) -> np.ndarray:
+    """Vectors of tokenised texts, computed once of equal ones: roles often have the same prompt."""
+    places: dict[tuple[bytes, ...], int] = {}
+    keys = [tuple(one[name].tobytes() for name in sorted(one)) for one in tokens]
+    order = [places.setdefault(key, len(places)) for key in keys]
+    distinct = dict(zip(order, tokens, strict=True))
+    return encode_tokens(model, [distinct[place] for place in sorted(distinct)])[order]
+
+
 def tolerances(right: np.ndarray, mistakes: Iterable[Mistake]) -> dict[NumberType, float]:
     """Lowest cosine that counts as the same, by number type."""
     made = dict(TOLERANCE)
@@ -114,7 +134,7 @@ def tolerances(right: np.ndarray, mistakes: Iterable[Mistake]) -> dict[NumberTyp
             if mistake.name == kind:
                 found, _ = cosines(mistake.vectors, right[list(mistake.texts)])
                 loss = _MARGIN * (1 - float(found.min()))
-                made[kind] = round(min(TOLERANCE["float32"], 1 - loss), 6)
+                made[kind] = round(max(_LEAST, min(TOLERANCE["float32"], 1 - loss)), 6)
     return made
 
 

@@ -24,8 +24,10 @@ from rayembed_extras.verification import wrong_passes
 NUMBER = 8
 """Texts of a mistake."""
 
-_SHORT = 64
-"""Tokens of the texts that are rounded, beside the longest one."""
+_SHORT, _LONG = 32, 320
+"""Tokens of the texts that are rounded: short ones, and the longest of the others."""
+_CUT = 3
+"""Texts of a cut, the shortest that it changes: each costs as much as all short ones."""
 _CUTS = (256, 512)
 """Lengths at which servers cut texts unless they are told the model's."""
 _OTHER: dict[Role, Role] = {"query": "document", "document": "query"}
@@ -59,6 +61,11 @@ class Served:
     def lengths(self) -> list[int]:
         """Tokens of each text of the proof, as the model reads it."""
         return [cost(one) for one in self.tokens_of(range(len(self.texts)))]
+
+    @cached_property
+    def distinct(self) -> list[int]:
+        """Indices of the texts, each text in one role."""
+        return list({text.text: place for place, text in enumerate(self.texts)}.values())
 
     def tokens_of(self, places: Iterable[int]) -> list[Tokens]:
         """Tokens of texts as the model reads them."""
@@ -292,7 +299,8 @@ def _lengths(served: Served) -> Made:
     """Texts cut at a shorter length than the model's."""
     tokenizer = served.tokenizer
     for number in _CUTS:
-        places = [i for i, length in enumerate(served.lengths) if length > number][:NUMBER]
+        longer = [i for i in served.distinct if served.lengths[i] > number]
+        places = sorted(longer, key=lambda place: served.lengths[place])[:_CUT]
         if not places:
             continue
         shorter: Any = copy.copy(served.model.tokenizer)
@@ -330,16 +338,20 @@ def _rounding(served: Served) -> Made:
 
     Kept are the texts that it moves furthest, since these set the tolerances.
     """
-    if not served.tokens or not served.model.parts:
+    if not (served.tokens and served.model.parts and served.model.number_type == "float32"):
         return
-    distinct = {text.text: place for place, text in enumerate(served.texts)}
-    order = sorted(distinct.values(), key=lambda place: served.lengths[place])
-    # The longest apart, so that short texts are not padded to it.
-    parts = [[place for place in order if served.lengths[place] <= _SHORT], order[-1:]]
+    order = sorted(served.distinct, key=lambda place: served.lengths[place])
+    # Apart, so that short texts are not padded to the long one.
+    parts = [
+        [place for place in order if served.lengths[place] <= _SHORT],
+        [place for place in order if _SHORT < served.lengths[place] <= _LONG][-1:],
+    ]
     places = np.concatenate(parts).astype(int)
     advice = "use the number type of the folder's weights, or accept it as a rounding"
     for name, embed in (("bfloat16", wrong_passes.in_bfloat16), ("int8", wrong_passes.in_int8)):
-        made = np.concatenate([embed(served.model, served.tokens_of(part)) for part in parts])
+        made = np.concatenate(
+            [embed(served.model, served.tokens_of(part)) for part in parts if part]
+        )
         furthest = np.argsort(cosines(made, served.right[places])[0])[:NUMBER]
         texts = tuple(places[furthest].tolist())
         yield Mistake(name, f"{name} where float32 is meant", advice, texts, made[furthest])

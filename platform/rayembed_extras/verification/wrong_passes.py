@@ -199,10 +199,9 @@ def _bfloat16(values: Tensor) -> Tensor:
 
 
 def in_int8(model: TransformerModel, tokens: Sequence[Tokens]) -> np.ndarray:
-    """Unit vectors (n, D) with the weights of linear layers rounded to int8, each output by a scale
-    of its own, and their inputs by one scale for all texts.
+    """Unit vectors (n, D) with the weights and inputs of linear layers rounded to int8.
 
-    That is what dynamic quantisation of a CPU runtime does; servers with finer scales are nearer.
+    Each output of a layer has a scale of its own, and each token, as vLLM and OpenVINO have it.
     """
     linear = [
         m for part in model.parts.values() for m in part.modules() if isinstance(m, nn.Linear)
@@ -221,8 +220,8 @@ def _quantised(module: nn.Linear) -> Iterator[None]:
     def before(_: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         scale = exact.abs().amax(1, keepdim=True).clamp(min=1e-12) / (_LEVELS // 2)
         module.weight.data = (exact / scale).round() * scale
-        low, high = inputs[0].amin().clamp(max=0), inputs[0].amax().clamp(min=0)
-        step = ((high - low) / _LEVELS).clamp(min=1e-12)
+        largest = inputs[0].abs().amax(-1, keepdim=True).clamp(min=1e-12)
+        step = largest / (_LEVELS // 2)
         return ((inputs[0] / step).round() * step, *inputs[1:])
 
     def after(*_: Any) -> None:
