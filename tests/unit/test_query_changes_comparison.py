@@ -54,6 +54,7 @@ def test_two_models_are_compared_on_the_own_sets_that_are_named(folder, capsys):
     assert "it reads 16 of 30 tokens of the query" in page
     assert "d9" not in page.partition("<ul class")[2].partition("</ul>")[0]
     assert page.count('class="query"') == 3
+    assert "Which texts the first model cuts is not known." in page
 
 
 def test_without_the_folder_of_a_set_the_option_is_named(folder, capsys):

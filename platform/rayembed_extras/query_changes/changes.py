@@ -1,7 +1,7 @@
 """Queries of a task whose scores two models differ on most, with likely causes."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -146,8 +146,17 @@ def changes_in(
         losses=tuple(map(change, worse[:SHOWN])),
         gains=tuple(map(change, better[:SHOWN])),
         texts=texts,
-        notes=() if searched else (f"BM25 does not search more than {MOST_DOCUMENTS:,} documents",),
+        notes=tuple(_notes(searched, cuts)),
     )
+
+
+def _notes(searched: bool, cuts: Sequence[CutCounts | None]) -> Iterator[str]:
+    """What was not looked at, for readers."""
+    if not searched:
+        yield f"BM25 does not search more than {MOST_DOCUMENTS:,} documents"
+    unknown = [name for name, cut in zip(("first", "second"), cuts, strict=True) if cut is None]
+    if unknown:
+        yield f"Which texts the {' and the '.join(unknown)} model cuts is not known"
 
 
 def bm25_results(data: SearchData, queries: Sequence[str]) -> dict[str, QueryResult]:
@@ -155,10 +164,14 @@ def bm25_results(data: SearchData, queries: Sequence[str]) -> dict[str, QueryRes
     bm25 = Bm25()
     bm25.index(data.corpus)
     asked = Dataset.from_dict({"id": queries, "text": [data.queries[query] for query in queries]})
-    found = bm25.search(asked, task_metadata=data.metadata, top_k=DEPTH)
-    return {
-        query: QueryResult(max(scores.values(), default=0.0), tuple(scores))
+    found = bm25.search(asked, task_metadata=data.metadata, top_k=DEPTH + 1)
+    best = {
+        query: [d for d in scores if not (data.without_own_id and d == query)][:DEPTH]
         for query, scores in found.items()
+    }
+    return {
+        query: QueryResult(found[query][documents[0]] if documents else 0.0, tuple(documents))
+        for query, documents in best.items()
     }
 
 

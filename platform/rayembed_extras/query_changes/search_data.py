@@ -45,6 +45,8 @@ class SearchData:
     """Texts by id."""
     judged: Mapping[str, Mapping[str, int]]
     """Query → document → grade."""
+    without_own_id: bool = False
+    """Whether a document with the query's id is no result, as where queries are documents."""
 
     def relevant(self, query: str) -> tuple[str, ...]:
         """Documents that are judged to be relevant."""
@@ -92,6 +94,7 @@ def search_data(factory: TaskFactory) -> Iterator[SearchData]:
             data["corpus"],
             dict(zip(queries["id"], texts, strict=True)),
             data["relevant_docs"],
+            bool(task.ignore_identical_ids),
         )
     task.unload_data()
 
