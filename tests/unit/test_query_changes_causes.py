@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 from beir_set import write_beir
@@ -13,6 +14,7 @@ from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.write import write_plan
 from rayembed.data.records import Negative, Record
 from rayembed.evaluation.query_results import BEST_OF_QUERIES, query_results
+from rayembed.evaluation.tables import ScoreKey
 from rayembed.pipeline.evaluate.findings import ScoredModels, make_findings
 from rayembed_extras.query_changes import changes
 from rayembed_extras.query_changes.causes import (
@@ -223,6 +225,18 @@ def test_without_scores_of_the_start_there_is_nothing_to_compare(subject):
     assert changes_of_run(alone) is None
     same = ScoredModels({"a": subject.judged, "b": subject.judged}, "a", "b", "m", "s")
     assert changes_of_run(same).table is None
+
+
+def test_where_a_run_keeps_its_start_the_refused_model_is_compared_with_it(subject):
+    start, trained = subject.models.values()
+    label = ScoreKey("s").label(["s"])
+    run = SimpleNamespace(stages=[SimpleNamespace(name="s")])
+    kept = ScoredModels(
+        {"untrained": start, label: trained}, "untrained", "untrained", "m", "s", run
+    )
+    finding = changes_of_run(kept)
+    assert f"worse with {label} than with untrained" in finding.lines[0]
+    assert finding.lines[-1].endswith(f"{start.results}/{PAGE}"), "beside the kept model's results"
 
 
 def test_results_of_older_versions_are_left_out_and_named(tmp_path):
