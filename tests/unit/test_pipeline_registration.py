@@ -20,11 +20,16 @@ from rayembed.config.override import override
 from rayembed.errors import ArtifactError
 from rayembed.models.loading.files import weights_fingerprint
 from rayembed.pipeline.register.job import run_register_job
-from rayembed.pipeline.register.registration import Training, register_trained, training_run
+from rayembed.pipeline.register.registration import Training, register_trained
 from rayembed.proof.check import check
 from rayembed.proof.proof import read_proof
 from rayembed.registry.register import MODEL_ID_TAG
-from rayembed.registry.registered_model import ModelReference, get_version, read_scores
+from rayembed.registry.registered_model import (
+    ModelReference,
+    get_version,
+    read_scores,
+    training_run,
+)
 from rayembed.registry.tracking import Tracker
 
 DESCRIPTION, TOPICS = "WikiDescriptionRetrieval", "WikiTopicClassification"

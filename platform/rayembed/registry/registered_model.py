@@ -17,6 +17,7 @@ from rayembed.assets.cache import cache_folder, filled
 from rayembed.assets.names import below, folder_name
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.credentials import check_address
+from rayembed.config.run import Run
 from rayembed.errors import ArtifactError, ConfigError, TrackingError
 from rayembed.registry.gates import summary
 from rayembed.registry.mlflow_run import (
@@ -325,3 +326,26 @@ def _score_place(version: Any) -> str:
 
 def _folder(place: str) -> str:
     return place.rpartition("/")[0]
+
+
+def training_run(client: Any, run_id: str) -> Run | None:
+    """Read the settings of the run that trained a version; None if they cannot be read."""
+    text = artifact_text(client, run_id, "run.yaml")
+    if text is None:
+        return None
+    with tempfile.TemporaryDirectory(prefix="run-") as scratch:
+        path = Path(scratch) / "run.yaml"
+        path.write_text(text, encoding="utf-8")
+        try:
+            return Run.read(path)
+        except ConfigError as error:
+            _logger.warning("the run.yaml of run %s cannot be read: %s", run_id, error)
+            return None
+
+
+def artifact_text(client: Any, run_id: str, name: str) -> str | None:
+    """Text of an artifact in the root folder of an MLflow run; None if it does not exist."""
+    if not any(file.path == name for file in client.list_artifacts(run_id)):
+        return None
+    with tempfile.TemporaryDirectory(prefix="artifact-") as scratch:
+        return Path(client.download_artifacts(run_id, name, scratch)).read_text(encoding="utf-8")

@@ -168,8 +168,12 @@ def _registered_run(reference: str, tracking_uri: str, storage: str) -> Run | No
     Args:
         storage: where a run on disk is looked for, of whose storage MLflow has the name alone.
     """
-    from rayembed.pipeline.register.registration import training_run
-    from rayembed.registry.registered_model import connect, get_version, parse_reference
+    from rayembed.registry.registered_model import (
+        connect,
+        get_version,
+        parse_reference,
+        training_run,
+    )
 
     client = connect(tracking_uri)
     found = training_run(client, get_version(client, parse_reference(reference)).run_id)

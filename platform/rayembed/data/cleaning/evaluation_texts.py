@@ -36,9 +36,7 @@ _COLUMN = "text"
 
 @dataclass(frozen=True)
 class TextSource:
-    """An mteb task or a file whose texts are excluded from training; located, but not yet
-    loaded.
-    """
+    """An mteb task or a file whose texts are excluded from training; located, not loaded."""
 
     name: str
     """Name of the mteb task, or file name without its folder."""
@@ -303,9 +301,7 @@ class GramIndex:
         np.bitwise_or.at(self._filter, slot >> np.uint64(3), _bit(slot))
 
     def find(self, texts: Sequence[str]) -> np.ndarray:
-        """(texts,) int64 index of the first benchmark text that each text contains; -1 if it
-        contains none.
-        """
+        """(texts,) int64 index of the first benchmark text within each text; -1 for none."""
         if not len(self.grams.hashes):
             return np.full(len(texts), -1, dtype=np.int64)
         slices = range(0, len(texts), _TEXTS_AT_ONCE)

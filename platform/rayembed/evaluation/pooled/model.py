@@ -212,9 +212,7 @@ class PooledModel:
         task: str,
         context: Any,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Search the corpus; return query indices, corpus rows and scores, by query and decreasing
-        score.
-        """
+        """Search the corpus: query indices, corpus rows, scores, by query and falling score."""
         rescore = self._spec.stored.rescore
         best = BestDocuments(num_queries, k, rescore.candidates if rescore else 0)
         units = self._units(
@@ -367,9 +365,7 @@ def document_texts(corpus: Any, rows: Sequence[int] | np.ndarray) -> list[str]:
 
 
 def places_of(groups: np.ndarray, count: int) -> Callable[[int], np.ndarray]:
-    """Return a function that maps a group number below `count` to the group's indices in
-    `groups`.
-    """
+    """Return a function from a group number below `count` to the group's indices in `groups`."""
     order = np.argsort(groups, kind="stable")
     starts = np.searchsorted(groups[order], np.arange(count + 1))
 

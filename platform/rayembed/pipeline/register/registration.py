@@ -14,7 +14,7 @@ from rayembed.assets.sentence_modules import foreign_modules
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.config.model import without_place
 from rayembed.config.run import Run
-from rayembed.errors import ArtifactError, ConfigError
+from rayembed.errors import ArtifactError
 from rayembed.models.loading.backbones import check_for_sentence_transformers
 from rayembed.models.loading.files import weights_fingerprint
 from rayembed.models.loading.load import check_loadable, saved_widths
@@ -29,6 +29,7 @@ from rayembed.registry.register import describe, find_version, make_version
 from rayembed.registry.registered_model import (
     SCHEME,
     ModelReference,
+    artifact_text,
     connect,
     download,
     get_version,
@@ -36,6 +37,7 @@ from rayembed.registry.registered_model import (
     model_settings,
     parse_reference,
     read_scores,
+    training_run,
     weights_of,
 )
 from rayembed.registry.tracking import Tracker
@@ -214,7 +216,7 @@ def register_trained(
 def _with_scores(
     client: Any, candidate: Candidate, name: str, results: Path | None, *, trusted: bool = False
 ) -> Candidate:
-    """Add the stored scores of the candidate's version, and the ones in `results` for the same
+    """Add the stored scores of the candidate's version and the ones in `results`, of its
     weights.
     """
     kept: tuple[TaskScore, ...] = ()
@@ -388,36 +390,11 @@ def _training_of(client: Any, version: Any) -> Training | None:
     run = training_run(client, run_id)
     if run is None:
         return None
-    provenance = _artifact(client, run_id, "provenance.json")
-    table = _artifact(client, run_id, "scores.md")
+    provenance = artifact_text(client, run_id, "provenance.json")
+    table = artifact_text(client, run_id, "scores.md")
     share = float(version.tags.get(SHARE_TAG, 1))
     recorded = dict(client.get_run(run_id).data.tags)
     return Training(run, json.loads(provenance or "{}"), table or "", share, recorded)
-
-
-def training_run(client: Any, run_id: str) -> Run | None:
-    """Read the settings of the run that trained a version; None if this rayembed cannot
-    read them.
-    """
-    text = _artifact(client, run_id, "run.yaml")
-    if text is None:
-        return None
-    with tempfile.TemporaryDirectory(prefix="run-") as scratch:
-        path = Path(scratch) / "run.yaml"
-        path.write_text(text, encoding="utf-8")
-        try:
-            return Run.read(path)
-        except ConfigError as error:
-            logger.warning("the run.yaml of run %s cannot be read: %s", run_id, error)
-            return None
-
-
-def _artifact(client: Any, run_id: str, name: str) -> str | None:
-    """Text of an artifact in the root folder of an MLflow run; None if it does not exist."""
-    if not any(file.path == name for file in client.list_artifacts(run_id)):
-        return None
-    with tempfile.TemporaryDirectory(prefix="artifact-") as scratch:
-        return Path(client.download_artifacts(run_id, name, scratch)).read_text(encoding="utf-8")
 
 
 def _dimensions(folder: Path) -> tuple[int, ...]:
