@@ -327,7 +327,7 @@ def test_vectors_are_cut_and_brought_to_unit_length(biencoder, caplog):
     assert settings["dimensions"] == [32]
     assert spec_of(biencoder, dimensions=32).dimensions == 32
     assert not caplog.text
-    with pytest.raises(ConfigError, match="dimensions = 64 exceeds the 32"):
+    with pytest.raises(ConfigError, match="dimensions = 64 exceeds the vector width 32"):
         spec_of(biencoder, dimensions=64)
 
 

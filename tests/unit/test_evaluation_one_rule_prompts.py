@@ -171,16 +171,16 @@ def test_a_model_that_is_saved_again_keeps_its_prompts(named, tmp_path):
 def test_names_that_cannot_be_read_alike_are_refused(tmp_path):
     run = run_over_words(write_word_articles(tmp_path / "articles.json"))
     for task, side in product(("SciFact", "STS"), ("query", "document")):
-        with pytest.raises(ConfigError, match=rf"names '{task}-{side}', one side of '{task}'"):
+        with pytest.raises(
+            ConfigError, match=rf"names '{task}-{side}', one side of the task '{task}'"
+        ):
             override(run, [f"evaluation.instructions={{{task}-{side}: check it}}"])
     for role in ("query", "document"):
         with_datasets(run, {role: ""})  # without an instruction it may
-        with pytest.raises(
-            ValidationError, match=f"a data set named '{role}' cannot have an instruction"
-        ):
+        with pytest.raises(ValidationError, match=f"cannot be saved under the name '{role}'"):
             with_datasets(run, {role: "find it"})
     model = load_model(ARCHITECTURES["biencoder"](tmp_path / "model"))
-    with pytest.raises(ConfigError, match="the name 'query' cannot"):
+    with pytest.raises(ConfigError, match="cannot be saved under the name 'query'"):
         model.save(tmp_path / "model", instructions={"query": "find it"})
 
 

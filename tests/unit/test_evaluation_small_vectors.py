@@ -200,7 +200,7 @@ def test_results_of_small_vectors_have_a_revision_of_their_own(tmp_path):
         ({"precision": "int8", "rescore": {}}, "rescore improves a search with precision 'binary'"),
         ({"rescore": {}}, "precision is 'float32'"),
         ({"precision": "binary", "rescore": {"candidates": 0}}, "candidates"),
-        ({"reference": "bm25", "precision": "int8"}, "bm25 has none"),
+        ({"reference": "bm25", "precision": "int8"}, "bm25 has no vectors"),
     ],
 )
 def test_what_cannot_be_is_refused(settings, message):

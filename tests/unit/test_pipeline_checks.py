@@ -48,7 +48,9 @@ def test_widths_of_a_loss_are_below_that_of_the_vectors(run):
     fits = override(run, ["stages.one.loss.dimensions=[16,8]"])
     check_inputs(fits)
     wide = override(run, ["stages.one.loss.dimensions=[32]"])
-    with pytest.raises(ConfigError, match=r"one\.loss\.dimensions names \[32\], .* are 32 wide"):
+    with pytest.raises(
+        ConfigError, match=r"one\.loss\.dimensions names \[32\], .* full width is 32"
+    ):
         check_inputs(wide)
     with pytest.raises(ConfigError, match="contains a value twice"):
         override(run, ["stages.one.loss.dimensions=[8,8]"])
@@ -165,7 +167,7 @@ def test_a_run_that_holds_passes(run, folder):
             r"^data\.datasets\.wiki\.mining\.rescoring\.model cannot be used: .*BertModel",
         ),
         (["evaluation.baselines=[bm25, /nowhere]"], AssetError, r"evaluation\.baselines\.1 cannot"),
-        (["evaluation.instructions={WikiSentence: x}"], ConfigError, "of task 'WikiSentence'"),
+        (["evaluation.instructions={WikiSentence: x}"], ConfigError, "task type 'WikiSentence'"),
         (["data.datasets.wiki.source.path=sample://wikipedia/topic.jsonl"], AssetError, "topic.js"),
         (["evaluation.own_sets.WikiRelatednessSTS.path=/nowhere"], DataError, "/nowhere"),
     ],

@@ -91,7 +91,7 @@ def check_prompt_names(names: Iterable[str]) -> None:
     for name in names:
         if name in ("query", "document"):
             raise ConfigError(
-                f"a data set named {name!r} cannot have an instruction: sentence-transformers and "
-                f"mteb use a saved prompt of that name for every {name} without a prompt of its "
-                "own; rename the data set"
+                f"an instruction cannot be saved under the name {name!r}: sentence-transformers "
+                f"and mteb use a saved prompt of that name for every {name} without a prompt of "
+                "its own; rename the data set"
             )
