@@ -297,9 +297,9 @@ def test_translations_pair_the_articles_of_one_title(tmp_path: Path) -> None:
     assert len(records) == len(common)
     for a, b in ((a, b) for a, b in zip(english[4:], french, strict=True) if a in common):
         assert records[mask_title(a.extract, a.title)] == mask_title(b.extract, b.title)
-    with pytest.raises(ValueError, match="needs `to`"):
+    with pytest.raises(ValueError, match="must be given for translation"):
         sample.pairs("translation")
-    with pytest.raises(ValueError, match="needs `to`"):
+    with pytest.raises(ValueError, match="must be given for translation"):
         sample.pairs("sentence", to="fr")
 
 
