@@ -125,7 +125,7 @@ class Run(NamedRun):
                 raise ValueError(
                     f"evaluation.validation scores every {max(every)} steps, but no stage is "
                     "longer: only last steps would be scored, so no best step could be chosen; "
-                    "lower evaluation.validation.every_steps, or evaluation.validation=null"
+                    "lower evaluation.validation.every_steps, or set evaluation.validation=null"
                 )
 
     @property
