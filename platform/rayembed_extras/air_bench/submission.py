@@ -65,7 +65,7 @@ def write_submission(folder: str, version: str, retriever: str, out: str) -> str
             raise ArtifactError(_problem_text(results, problems))
         target = join(out, path.name)
         store_file(path, target)
-    logger.info("submit %s to %s", target, LEADERBOARD)
+    logger.info("wrote %s; submit it to the leaderboard %s", target, LEADERBOARD)
     return target
 
 

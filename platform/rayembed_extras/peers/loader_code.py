@@ -41,12 +41,12 @@ def foreign_code(loader: Any) -> str | None:
     tested = f"mteb {looked_at['mteb']}"
     if version is None:
         return (
-            f"is none of those that were looked through in {tested} and found to run no Python "
+            f"is not among the loaders of {tested} that were reviewed and found to run no Python "
             "code and to unpickle no file that comes with a model"
         )
     if version != text_version(loader):
         return (
-            f"has another text than in {tested}, where it was looked through; install that version"
+            f"has other source code than in {tested}, where it was reviewed; install that version"
         )
     return None
 

@@ -50,7 +50,11 @@ class TrialRecorder:
         if result["kind"] != "score":
             self._ended.add(trial_id)
         if result["kind"] == "known":
-            logger.info("%s  ended in an earlier submission with %.4f", given.key, result["score"])
+            logger.info(
+                "%s  ended in an earlier submission with a score of %.4f",
+                given.key,
+                result["score"],
+            )
             return
         report = Report(result["global_step"], result["score"], result["scores"], time.time())
         record = self.records.get(given.key, given)

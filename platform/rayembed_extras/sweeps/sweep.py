@@ -237,7 +237,7 @@ def _register_best(
         return None
     tracker.log_scores("best", {"score": found.final.score}, found.final.global_step)
     tracker.set_tags({"rayembed.sweep.best": found.key})
-    logger.info("the best trial is %s with %.4f", found.key, found.final.score)
+    logger.info("the best trial is %s with a score of %.4f", found.key, found.final.score)
     return register_best(sweep, found)
 
 

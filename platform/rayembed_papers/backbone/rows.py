@@ -81,7 +81,7 @@ def _prepared(rows: TaskRows, finetuning: Finetuning, folder: str, root: str | N
         if not made:
             raise DataError(f"no rows of {finetuning.name} in {place!r}{_which(rows)}")
         _store(made, stored.path)
-        logger.info("%s: %d rows of %s", finetuning.name, len(made), place)
+        logger.info("%s: stored %d rows of %s", finetuning.name, len(made), place)
     return stored
 
 
