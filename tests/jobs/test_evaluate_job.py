@@ -94,7 +94,9 @@ def test_scores_are_those_of_plain_mteb_and_what_is_there_is_not_done_again(
 
     runs = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}").search_runs(["1"])
     assert len(runs) == 1
-    assert set(runs[0].data.metrics) == {f"score/{name}" for name in (*SERVED, "Shop")}
+    # A model of 20 tokens cuts texts of some tasks, which has curves of its own.
+    curves = {name for name in runs[0].data.metrics if not name.startswith("cut_")}
+    assert curves == {f"score/{name}" for name in (*SERVED, "Shop")}
 
 
 def test_an_evaluation_that_is_killed_is_one_run_with_all_scores(model, own_set, tmp_path):

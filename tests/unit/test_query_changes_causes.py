@@ -9,11 +9,15 @@ import pytest
 from beir_set import write_beir
 from scored_sets import own_task, save_word_model, scored
 
+from rayembed.config.evaluation import ModelUnderTest
 from rayembed.data.engine.parts import write_part
 from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.write import write_plan
 from rayembed.data.records import Negative, Record
+from rayembed.errors import DataError
+from rayembed.evaluation.own_set import OwnTask
 from rayembed.evaluation.query_results import BEST_OF_QUERIES, query_results
+from rayembed.evaluation.run_scores import make_spec
 from rayembed.evaluation.tables import ScoreKey
 from rayembed.pipeline.evaluate.findings import ScoredModels, make_findings
 from rayembed_extras.query_changes import changes
@@ -25,6 +29,7 @@ from rayembed_extras.query_changes.causes import (
     NEAR_COPY,
     NONE,
 )
+from rayembed_extras.query_changes.cut_texts import cut_texts
 from rayembed_extras.query_changes.findings import PAGE, changes_of_run
 from rayembed_extras.query_changes.search_data import search_data
 
@@ -250,6 +255,33 @@ def test_results_of_older_versions_are_left_out_and_named(tmp_path):
     finding = changes_of_run(ScoredModels(models, "two", "one", "m", str(tmp_path)))
     assert finding.table is None
     assert finding.lines[0].startswith("left out: planted, whose results were stored without")
+
+
+def test_a_task_whose_data_are_gone_stops_no_other(tmp_path, monkeypatch):
+    judged = {"q": {"f1": 1}}
+    sets = [write_beir(tmp_path / name, FILLERS, {"q": "what"}, judged) for name in ("one", "two")]
+    tasks = [own_task(folder, folder.name) for folder in sets]
+    models = {}
+    for name, best in (("start", ["f1"]), ("trained", ["f2", "f1"])):
+        parts = [scored(tmp_path, name, task, {"q": best}) for task in tasks]
+        parts[0].tasks += parts[1].tasks
+        models[name] = parts[0]
+    subject = ScoredModels(models, "trained", "start", "m", str(tmp_path))
+
+    def load(self):
+        if self.name == "one":
+            raise DataError("there is no set")
+        return whole(self)
+
+    whole = OwnTask.load
+    monkeypatch.setattr(OwnTask, "load", load)
+    finding = changes_of_run(subject)
+    assert finding.lines[0].startswith("two: 1 of 1 queries are worse")
+    assert finding.lines[-1] == "left out: one: there is no set"
+    subject.judged.model = make_spec(
+        ModelUnderTest(reference=str(save_word_model(tmp_path / "model")))
+    )
+    assert cut_texts(subject).lines == ("one is not counted: there is no set",)
 
 
 def test_texts_of_data_are_escaped(tmp_path):

@@ -103,6 +103,12 @@ def test_few_cut_texts_give_no_table_and_models_of_others_no_finding(tmp_path, m
     finding = cut_texts(ScoredModels({"tiny": judged}, "tiny", None, str(model), "s"))
     assert (finding.table, finding.lines) == (None, ())
     assert finding.metrics["cut_documents"] == {"planted": pytest.approx(1 / 202)}
+    assert finding.metrics["cut_queries"] == {}, "curves of tasks with cut texts alone"
+    judged.tasks[0].results.clear()
+    assert cut_texts(ScoredModels({"tiny": judged}, "tiny", None, str(model), "s")).metrics == {
+        "cut_queries": {},
+        "cut_documents": {},
+    }
     judged.model = None
     assert cut_texts(ScoredModels({"tiny": judged}, "tiny", None, str(model), "s")) is None
 

@@ -12,6 +12,7 @@ from mteb.types import PromptType
 from rayembed.config.types import Role
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.display.tables import Cell, Table
+from rayembed.errors import RayembedError
 from rayembed.evaluation.jobs import TaskFactory, load_data
 from rayembed.evaluation.model_spec import ModelSpec
 from rayembed.evaluation.pooled.model import document_texts
@@ -98,27 +99,29 @@ def cut_texts(subject: ScoredModels) -> Finding | None:
     if lengths is None:
         return None
     model: Any = judged.model
-    rows, kept = [], dict[str, dict[str, Any]]()
+    rows, kept, missing = [], dict[str, dict[str, Any]](), []
     settings = _settings_of_scores(subject, lengths)
     for scoring in judged.tasks:
         parts = []
-        for piece in scoring.pieces:
-            places = (
-                results_by_place(scoring.results[piece].scores) if piece in scoring.results else {}
-            )
-            for part, place, cut in _task_rows(piece, model, lengths, places):
-                parts.append(part)
-                if cut is not None:
-                    kept.setdefault(piece.name, {})["/".join(place)] = asdict(cut)
+        try:
+            for piece, result in scoring.results.items():
+                places = results_by_place(result.scores)
+                for part, place, cut in _task_rows(piece, model, lengths, places):
+                    parts.append(part)
+                    if cut is not None:
+                        kept.setdefault(piece.name, {})["/".join(place)] = asdict(cut)
+        except RayembedError as error:  # no data any more: other tasks are counted all the same
+            missing.append(f"{scoring.name} is not counted: {error}")
+            continue
         if parts:
             rows.append(_together(scoring.name, parts, settings))
     rows += _trained_rows(subject, model)
     return Finding(
         table=_table(rows),
-        lines=tuple(_warnings(rows)),
+        lines=(*_warnings(rows), *missing),
         metrics={
-            "cut_queries": {row.name: row.queries.share for row in rows if row.queries.texts},
-            "cut_documents": {row.name: row.documents.share for row in rows if row.documents.texts},
+            "cut_queries": {row.name: row.queries.share for row in rows if row.queries.cut},
+            "cut_documents": {row.name: row.documents.share for row in rows if row.documents.cut},
         },
         files={FILE: json.dumps(kept, ensure_ascii=False)},
     )

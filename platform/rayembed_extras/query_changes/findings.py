@@ -57,24 +57,26 @@ def changes_of_run(subject: ScoredModels) -> Finding | None:
     before, after = (piece_results(model.tasks) for model in models)
     cuts = (_counted(models[0]), _counted(models[1]))
     sources = Sources(cuts, partial(rows_with_negatives, list(subject.plans.values())))
-    tasks = [
-        changes
-        for piece in after
-        if piece in before
-        for data in search_data(piece)
-        if (changes := _changes(data, before[piece], after[piece], sources)) is not None
-    ]
+    tasks, hints = list[TaskChanges](), list[str]()
+    for piece in after:
+        if piece not in before:
+            continue
+        try:
+            for data in search_data(piece):
+                changes = _changes(data, before[piece], after[piece], sources)
+                tasks += [] if changes is None else [changes]
+        except RayembedError as error:  # no data any more: other tasks are shown all the same
+            hints.append(f"left out: {piece.name}: {error}")
     tasks.sort(key=lambda task: not task.own)
     finding = _finding({PAGE: ((subject.against, about), tasks)}, subject.judged.results)
     old = [name for model in models for name in without_rankings(model.tasks)]
-    if not old:
-        return finding
-    hint = (
-        f"left out: {', '.join(dict.fromkeys(old))}, whose results were stored without rankings by "
-        f"an older version; remove their files in {models[0].results} and {models[1].results} and "
-        "run again"
-    )
-    return replace(finding, lines=(*finding.lines, hint))
+    if old:
+        hints.append(
+            f"left out: {', '.join(dict.fromkeys(old))}, whose results were stored without "
+            f"rankings by an older version; remove their files in {models[0].results} and "
+            f"{models[1].results} and run again"
+        )
+    return replace(finding, lines=(*finding.lines, *hints))
 
 
 def _trained(subject: ScoredModels) -> str:
