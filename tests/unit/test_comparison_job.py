@@ -176,3 +176,10 @@ def test_rows_of_an_evaluation_are_models_with_intervals_and_costs(tmp_path, cap
         (row,) = [line for line in shown.splitlines() if line.startswith("| bm25 [b")][:1]
         prices.append(float(row.strip("| ").split(" | ")[-1].replace(",", "")))
     assert prices[1] == pytest.approx(1000 * prices[0], rel=0.6), "to two decimals"
+
+
+@pytest.mark.parametrize("price", ["0", "-1"])
+def test_a_price_that_is_none_is_refused(results, capsys, price):
+    code, _, err = run(capsys, "--results", results, f"--price-per-hour={price}")
+    assert code == 2
+    assert "--price-per-hour" in err

@@ -63,9 +63,13 @@ def compare_models(
         in_print: models to show beside those of the results; None: none.
 
     Raises:
-        ConfigError: nothing to compare, or a model, a benchmark or a baseline that is not there.
+        ConfigError: nothing to compare, a model, a benchmark or a baseline that is not there, or a
+            price of 0 or less.
         ArtifactError: a results folder cannot be read, or the output not be written.
     """
+    price = asked.price_per_hour
+    if price is not None and not price > 0:
+        raise ConfigError(f"--price-per-hour: {price:g} is no price; give a number above 0")
     in_print = in_print or InPrint()
     results = _results(asked)
     if asked.benchmark is None:
@@ -79,8 +83,8 @@ def compare_models(
         measured(model, files, benchmark, lines, label=label)
         for label, (model, files) in labelled.items()
     ]
-    if asked.price_per_hour is not None:
-        priced = [replace(column.cost, price_per_hour=asked.price_per_hour) for column in columns]
+    if price is not None:
+        priced = [replace(column.cost, price_per_hour=price) for column in columns]
         columns = [replace(c, cost=cost) for c, cost in zip(columns, priced, strict=True)]
     columns += in_print.columns(benchmark, lines)
     comparison = compare(benchmark, lines, columns, asked.baseline)
