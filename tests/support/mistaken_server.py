@@ -106,13 +106,14 @@ class PlainEmbedder:
 
 
 def _round_to_int8(model: nn.Module) -> None:
-    """Round weights by output and activations by tensor to 8 bits, as int8 products do."""
+    """Round weights by output and activations by token to 8 bits, as int8 products do."""
 
     def rounded(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         return (values / scale).round().clamp(-127, 127) * scale
 
     def round_input(_: nn.Module, arguments: tuple[torch.Tensor, ...]) -> Any:
-        return (rounded(arguments[0], arguments[0].abs().max() / 127), *arguments[1:])
+        scale = arguments[0].abs().amax(-1, keepdim=True).clamp(min=1e-9) / 127
+        return (rounded(arguments[0], scale), *arguments[1:])
 
     for layer in model.modules():
         if isinstance(layer, nn.Linear):

@@ -51,9 +51,8 @@ def test_a_server_with_other_vectors_is_not_ready_and_says_why(folder, caplog):
     ):
         model = load_model(folder)
         change(model.tokenizer)
-        service = EmbeddingService("m", model)
         with caplog.at_level(logging.ERROR):
-            service.check_proof(folder)
+            service = EmbeddingService("m", model, folder=folder)
         answer = client_of(service).get("/health")
         assert answer.status_code == 503
         said = answer.json()
@@ -72,8 +71,7 @@ def test_a_folder_that_was_changed_behind_its_proof_is_not_ready(folder):
     values = json.loads(path.read_text())
     values["model"]["document_max_length"] = 12
     path.write_text(json.dumps(values))
-    service = EmbeddingService("m", load_model(folder))
-    service.check_proof(folder)
+    service = EmbeddingService("m", load_model(folder), folder=folder)
     client = client_of(service)
     assert client.get("/health").status_code == 503
     assert "settings were changed" in client.get("/health").json()["models"]["m"]
@@ -82,8 +80,7 @@ def test_a_folder_that_was_changed_behind_its_proof_is_not_ready(folder):
 
 def test_a_folder_without_a_proof_serves_with_a_warning(tmp_path, caplog):
     folder = save_biencoder(tmp_path / "model")
-    service = EmbeddingService("m", load_model(folder))
-    service.check_proof(folder)
+    service = EmbeddingService("m", load_model(folder), folder=folder)
     assert "m has no proof" in caplog.text
     assert client_of(service).get("/health").json() == {"status": "ready"}
     assert gauges(client_of(service)) == {}
@@ -97,6 +94,5 @@ def test_the_tolerance_is_that_of_the_number_type(folder):
     turned /= np.linalg.norm(turned, axis=1, keepdims=True)
     replace(proof, vectors=turned, tolerance=allowed).write(folder)
     for dtype, same in (("float32", False), ("bfloat16", True)):
-        service = EmbeddingService("m", load_model(folder, dtype=dtype))
-        service.check_proof(folder)
+        service = EmbeddingService("m", load_model(folder, dtype=dtype), folder=folder)
         assert (client_of(service).get("/health").status_code == 200) == same

@@ -123,16 +123,15 @@ def load(served: ServedModel, limits: Limits, tracking_uri: str | None) -> Embed
         tokenizer = model_tokenizer(model)
     elif served.token_arrays is not None:
         tokenizer = named_tokenizer(served.token_arrays)
-    service = EmbeddingService(
+    return EmbeddingService(
         served.name,
         model,
         source=served.model,
         tokens_per_batch=served.tokens_per_batch,
         token_arrays=tokenizer,
         limits=limits,
+        folder=folder,
     )
-    service.check_proof(folder)
-    return service
 
 
 def start(config: ServingConfig, *, key_digests: frozenset[str]) -> None:

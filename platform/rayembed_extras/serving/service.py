@@ -114,6 +114,7 @@ class EmbeddingService:
         tokens_per_batch: int | None = None,
         token_arrays: Tokenizer | None = None,
         limits: Limits | None = None,
+        folder: Path | None = None,
     ) -> None:
         """Create a service for a model that is on its device.
 
@@ -123,6 +124,7 @@ class EmbeddingService:
             tokens_per_batch: of texts that are embedded together; None: 16384 on a GPU, 2048 on a
                 CPU.
             token_arrays: of token numbers in requests; None: they are refused.
+            folder: of the model, whose proof its vectors are compared with; None: they are not.
         """
         self.name, self.source = name, source
         self.limits = limits or Limits()
@@ -136,6 +138,8 @@ class EmbeddingService:
         self._differs = ""
         budget = tokens_per_batch or default_budget(model.device)
         self._batcher = Batcher(self._embed_together, largest_batch=budget)
+        if folder is not None:
+            self._check_proof(folder)
 
     @property
     def healthy(self) -> bool:
@@ -147,11 +151,10 @@ class EmbeddingService:
         counts = asdict(self.counts)
         return State(self.healthy, counts, self.waiting_texts, self._proof_cosine, self._differs)
 
-    def check_proof(self, folder: Path) -> None:
+    def _check_proof(self, folder: Path) -> None:
         """Embed the texts of the model's proof as requests are, and keep the result in the state.
 
-        Args:
-            folder: of the model; without a proof it is served with a warning.
+        A folder without a proof is served with a warning.
         """
         try:
             proof = read_proof(folder)

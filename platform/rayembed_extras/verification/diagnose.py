@@ -125,7 +125,7 @@ def diagnose(
             line = _unknown(proof, measured, alone[0], near, proof.tolerance[allowed[-1]])
         problems += [line] if line else []
     lengths = np.linalg.norm(measured.alone, axis=2)
-    if np.abs(lengths - 1).max() > LENGTH_ERROR:
+    if proof.normalised and np.abs(lengths - 1).max() > LENGTH_ERROR:
         by_name = [one for one in proof.mistakes if _is_of_length(one)]
         what = by_name[0].what if by_name else "vectors that are not of length 1"
         made += by_name

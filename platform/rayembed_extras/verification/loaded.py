@@ -9,6 +9,7 @@ import numpy as np
 from rayembed.assets.folder_formats import format_of
 from rayembed.assets.sentence_modules import is_own_format
 from rayembed.errors import ArtifactError, ConfigError
+from rayembed.models.loading.saved_folder import SETTINGS_FILE, read_settings
 from rayembed.proof.proof import ProofText
 from rayembed_extras.verification.measure import Embed, Target
 
@@ -38,11 +39,19 @@ def open_folder(folder: Path, *, prompts: str | None = None, device: str | None 
             model = as_sentence_transformer(folder, device=device)
         else:
             model = SentenceTransformer(str(folder), device=device)
+            _set_lengths(model, folder)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ArtifactError(
             f"sentence-transformers cannot load {str(folder)!r}: {error}"
         ) from error
     return _of_sentence_transformer(model, str(folder), prompts)
+
+
+def _set_lengths(model: Any, folder: Path) -> None:
+    """Set the length of each role as the model card does: the plain format keeps one alone."""
+    if (folder / SETTINGS_FILE).is_file():
+        lengths = read_settings(folder).max_lengths
+        model[0].query_length, model[0].document_length = lengths["query"], lengths["document"]
 
 
 def open_gguf(file: Path, *, length: int, prompts: str | None = None) -> Target:

@@ -15,6 +15,11 @@ Embed = Callable[[Sequence[ProofText]], np.ndarray]
 TEXTS_PER_BATCH = 16
 """Texts of a batch: servers in their defaults take so many in a request."""
 
+_LONG = 250
+"""Characters from which a text counts as long."""
+_TEXTS_OF_LONG = 3
+"""Long texts of a batch."""
+
 
 class TextsRefusedError(RayembedError):
     """A target that is there does not take the texts of a request, such as too long ones."""
@@ -36,7 +41,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Measured:
-    """Vectors of the texts that a target takes; R repetitions, n texts, D numbers."""
+    """Vectors of the texts that a target takes; R repetitions, n texts, D numbers.
+
+    Of long texts all repetitions are the first one.
+    """
 
     texts: tuple[int, ...]
     """Index in the proof of each of the n texts."""
@@ -53,6 +61,9 @@ class Measured:
 def measure(target: Target, texts: Sequence[ProofText], repeat: int) -> Measured:
     """Embed each text alone and in batches.
 
+    Long texts cost most of the time. So those that both roles share are embedded once, and none is
+    repeated: what differs from call to call differs for short ones, too.
+
     Args:
         repeat: times, at least 1.
 
@@ -61,35 +72,71 @@ def measure(target: Target, texts: Sequence[ProofText], repeat: int) -> Measured
         TextsRefusedError: the target takes none of the texts.
     """
     chosen = [i for i, one in enumerate(texts) if target.takes_instructions or not one.instruction]
+    firsts: dict[tuple[str, ...], int] = {}
+    first = {i: firsts.setdefault(_request_of(texts[i]), i) for i in chosen}
     refused: dict[int, str] = {}
-    first: dict[int, np.ndarray] = {}
-    for i in chosen:
+    vectors: dict[int, np.ndarray] = {}
+    for i in firsts.values():
         try:
-            first[i] = _embed(target, [texts[i]])
+            vectors[i] = _embed(target, [texts[i]])
         except TextsRefusedError as error:
             refused[i] = str(error)
-    if not first:
+    if not vectors:
         reason = next(iter(refused.values()), "none of its texts is without an instruction")
         raise TextsRefusedError(f"{target.name} takes none of the proof's texts: {reason}")
-    taken = list(first)
-    own = [texts[i] for i in taken]
-    alone, batch = [_stacked(target, list(first.values()))], []
-    for done in range(repeat):
-        batch.append(_in_batches(target, own))
-        if done + 1 < repeat:
-            alone.append(_stacked(target, [_embed(target, [text]) for text in own]))
-    found = _stacked(target, [*alone, *batch])
-    width = found.shape[1]
-    shaped = found.reshape(2, repeat, len(own), width)
-    left_out = tuple(i for i in range(len(texts)) if i not in {*chosen})
-    return Measured(tuple(taken), shaped[0], shaped[1], refused, left_out)
+    places = list(vectors)
+    own = [texts[i] for i in places]
+    again = [row for row, text in enumerate(own) if _length(text) <= _LONG]
+    repeated = [own[row] for row in again]
+    alone, batch = [_stacked(target, list(vectors.values()))], [_in_batches(target, own)]
+    _stacked(target, [*alone, *batch])  # of one width
+    for _ in range(repeat - 1 if again else 0):
+        for made in (alone, batch):
+            made.append(made[0].copy())
+        alone[-1][again] = _stacked(target, [_embed(target, [text]) for text in repeated])
+        batch[-1][again] = _in_batches(target, repeated)
+    taken = tuple(i for i in chosen if first[i] in vectors)
+    rows = [places.index(first[i]) for i in taken]
+    return Measured(
+        taken,
+        np.stack(alone)[:, rows],
+        np.stack(batch)[:, rows],
+        {i: refused[first[i]] for i in chosen if first[i] in refused},
+        tuple(i for i in range(len(texts)) if i not in first),
+    )
+
+
+def _length(text: ProofText) -> int:
+    return len(text.prompt) + len(text.text)
+
+
+def _request_of(text: ProofText) -> tuple[str, ...]:
+    """What a text is embedded by; roles count for short texts."""
+    role = text.role if _length(text) <= _LONG else ""
+    return (text.prompt, text.text, str(text.instruction), role)
 
 
 def _in_batches(target: Target, texts: Sequence[ProofText]) -> np.ndarray:
-    parts = math.ceil(len(texts) / TEXTS_PER_BATCH)
-    return _stacked(target, [_together(target, texts[start::parts]) for start in range(parts)])[
-        np.argsort([i for start in range(parts) for i in range(start, len(texts), parts)])
-    ]
+    places = _batches([_length(one) for one in texts])
+    parts = [_together(target, [texts[i] for i in batch]) for batch in places]
+    return _stacked(target, parts)[np.argsort([i for batch in places for i in batch])]
+
+
+def _batches(lengths: Sequence[int]) -> list[list[int]]:
+    """Batches of texts of several lengths, each text in one.
+
+    A text is padded to the longest of its batch, which costs time: beside long texts, of which
+    some have a thousand tokens, are few short ones.
+    """
+    long = [i for i, length in enumerate(lengths) if length > _LONG]
+    short = [i for i, length in enumerate(lengths) if length <= _LONG]
+    beside, short = short[: len(long) // _TEXTS_OF_LONG], short[len(long) // _TEXTS_OF_LONG :]
+    size = math.ceil(len(short) / TEXTS_PER_BATCH)
+    batches = [short[start::size] for start in range(size)]
+    for start in range(0, len(long), _TEXTS_OF_LONG):
+        batches.append([*long[start : start + _TEXTS_OF_LONG], *beside[:1]])
+        beside = beside[1:]
+    return batches
 
 
 def _together(target: Target, texts: Sequence[ProofText]) -> np.ndarray:
