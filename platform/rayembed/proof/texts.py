@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, get_args
+from unicodedata import normalize
 
 from rayembed.config.types import Role
 from rayembed.errors import ConfigError, DataError
@@ -17,6 +18,7 @@ from rayembed.proof.proof import ProofText
 NUMBER = 64
 """Largest number of texts."""
 
+_ACCENTS = "Café in Zürich, ñandú, Huế, façade"
 _SHORT = {
     "a question": "which birds can fly backwards?",
     "a passage": "Paris is the capital of France, and lies on the river Seine.",
@@ -26,8 +28,8 @@ _SHORT = {
     "Devanagari": "दिल्ली भारत की राजधानी है",
     "Thai, without spaces": "กรุงเทพเป็นเมืองหลวงของไทย",
     "Cyrillic and Greek": "Москва и Αθήνα",
-    "composed letters (NFC)": "Caf\u00e9 M\u00fcnchen, \u00f1and\u00fa, Vi\u1ec7t Nam",
-    "combining marks (NFD)": "Cafe\u0301 Mu\u0308nchen, n\u0303andu\u0301, Vie\u0323\u0302t Nam",
+    "composed letters (NFC)": normalize("NFC", _ACCENTS),
+    "combining marks (NFD)": normalize("NFD", _ACCENTS),
     "digits after the prompt": "7 wonders of the ancient world, 42 of them lost",
     "a sign after the prompt": "- list item; #hashtag (in brackets)",
     "near-empty": ".",
@@ -146,8 +148,8 @@ def _longer(model: TransformerModel) -> Iterator[ProofText]:
 
 
 def _of_length(model: TransformerModel, role: Role, number: int, about: str) -> Iterator[ProofText]:
-    """A text whose tokens with prompt and special tokens are so many before it is cut; none if the
-    tokenizer has none, such as a prompt that is longer.
+    """Yield a text of this number of tokens with prompt and special tokens, before it is cut; none
+    where the tokenizer has none, such as behind a longer prompt.
     """
     tokenizer: Any = copy.copy(model.tokenizer)
     tokenizer.max_lengths = dict.fromkeys(get_args(Role), sys.maxsize)

@@ -34,7 +34,7 @@ _OTHER: dict[Role, Role] = {"query": "document", "document": "query"}
 _POOLINGS = {"mean": "mean pooling", "cls": "CLS pooling", "last": "last-token pooling"}
 
 
-class Served:
+class ProvedModel:
     """A loaded model and the texts of its proof."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Served:
         return tokens_of(self.model, [self.texts[i] for i in places])
 
     def where(self, differs: Callable[[ProofText], bool]) -> tuple[int, ...]:
-        """Indices of the first texts that differ, those of `short` before others."""
+        """Indices of the first texts that differ, `short` ones before others."""
         order = dict.fromkeys([*self.short, *range(len(self.texts))])
         return tuple([i for i in order if differs(self.texts[i])][:NUMBER])
 
@@ -95,7 +95,7 @@ def usual_mistakes(
         texts: those of the proof.
         right: (N, D) their right vectors.
     """
-    served = Served(model, texts, right)
+    served = ProvedModel(model, texts, right)
     made: list[Mistake] = []
     for mistake in (one for make in _MAKERS for one in make(served)):
         same = (other for other in made if other.texts == mistake.texts)
@@ -114,7 +114,7 @@ def _equal(one: np.ndarray, other: np.ndarray) -> bool:
     )
 
 
-def _prompts(served: Served) -> Made:
+def _prompts(served: ProvedModel) -> Made:
     tokenizer, model = served.tokenizer, served.model
 
     def wrong_role(text: ProofText) -> ProofText:
@@ -157,7 +157,7 @@ def _lower(text: ProofText) -> ProofText:
     return replace(text, text=text.text.lower(), prompt=text.prompt.lower())
 
 
-def _pooling(served: Served) -> Made:
+def _pooling(served: ProvedModel) -> Made:
     if not served.short:
         return
     found = wrong_passes.poolings(served.model, served.tokens)
@@ -193,7 +193,7 @@ def _pooling(served: Served) -> Made:
         )
 
 
-def _modules(served: Served) -> Made:
+def _modules(served: ProvedModel) -> Made:
     model, tokens = served.model, served.tokens
     if not tokens:
         return
@@ -237,7 +237,7 @@ def _without_corpus(model: Any, tokens: Sequence[Tokens]) -> np.ndarray | None:
     return made
 
 
-def _specials(served: Served) -> Made:
+def _specials(served: ProvedModel) -> Made:
     """Tokens around the text: the last one missing, the first one twice."""
     if not served.tokens:
         return
@@ -295,7 +295,7 @@ def _is_of_encoder(key: str) -> bool:
     return key.startswith("encoder_")
 
 
-def _lengths(served: Served) -> Made:
+def _lengths(served: ProvedModel) -> Made:
     """Texts cut at a shorter length than the model's."""
     tokenizer = served.tokenizer
     for number in _CUTS:
@@ -319,7 +319,7 @@ def _lengths(served: Served) -> Made:
         )
 
 
-def _widths(served: Served) -> Made:
+def _widths(served: ProvedModel) -> Made:
     """Vectors of fewer numbers, divided by their length."""
     full, *offered = served.model.dimensions
     for width in offered[:2] or [full // 2]:
@@ -333,7 +333,7 @@ def _widths(served: Served) -> Made:
         )
 
 
-def _rounding(served: Served) -> Made:
+def _rounding(served: ProvedModel) -> Made:
     """Rounding to fewer bits, which is no mistake but sets what counts as the same.
 
     Kept are the texts that it moves furthest, since these set the tolerances.
