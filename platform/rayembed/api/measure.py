@@ -53,7 +53,8 @@ def evaluate(
             document may be `{"title": …, "text": …}`; a list or set of document ids stands for
             grades of 1; a Series is taken as the dict of its index and values.
         output: folder or address of object storage for results and embeddings.
-        settings: further settings by path, as those of the job's `--set`.
+        settings: further settings by path, as those of the job's `--set`; `{"baselines":
+            "own_sets"}` stores scores of BM25 and hybrid search beside the model's.
 
     Raises:
         RayembedError: what is wrong and what to do; also when a task cannot be scored.
@@ -70,6 +71,7 @@ def evaluate(
     asked: dict[str, Any] = {
         "model": {"reference": reference_of(reference)},
         "placement": {"storage_path": storage},
+        "baselines": "none",  # their scores would not be returned
         **_asked(tasks, storage),
     }
     run = overridden(EvaluationRun, asked, assignments_of(settings or {}))

@@ -21,12 +21,7 @@ from rayembed.evaluation.pooled.model import document_texts, query_texts
 from rayembed.evaluation.pooled.rerank import QueryPairs
 from rayembed.models.loading.files import weights_fingerprint
 from rayembed.results.costs import Cost
-
-HYBRID = "hybrid"
-"""Name of the row of BM25 and the model fused; also the end of its model's name."""
-RERANKED, HYBRID_RERANKED = "reranked", "hybrid-reranked"
-"""Names of the rows whose best documents a cross-encoder has put in order."""
-BM25_ROW = "bm25"
+from rayembed.results.scores import BM25_ROW, HYBRID, HYBRID_RERANKED, RERANKED
 
 _RANK_CONSTANT = 60
 

@@ -26,7 +26,7 @@ from rayembed.config.document import read_yaml, write_yaml
 from rayembed.config.evaluation import BM25
 from rayembed.errors import ArtifactError, ConfigError, RayembedError
 from rayembed.evaluation.bm25 import Bm25
-from rayembed.evaluation.hybrid import BM25_ROW, Baselines
+from rayembed.evaluation.hybrid import Baselines
 from rayembed.evaluation.jobs import (
     COST,
     FURTHER,
@@ -47,7 +47,7 @@ from rayembed.models.versions import LIBRARIES, versions, warn_of_other_versions
 from rayembed.results.costs import COSTS_FILE, Cost, costs_yaml, read_costs, total
 from rayembed.results.files import CONDITIONS_FILE
 from rayembed.results.intervals import PairedDifference, mean_difference
-from rayembed.results.scores import OF_QUERIES
+from rayembed.results.scores import BM25_ROW, OF_QUERIES
 from rayembed.results.writer import ResultWriter, open_results
 
 logger = logging.getLogger(__name__)

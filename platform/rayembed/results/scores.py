@@ -16,6 +16,10 @@ OTHER = "Other"
 MEAN, OF_OWN, OF_GENERAL = "mean", "mean/own", "mean/general"
 """Names of means over tasks: over all of one kind, over own ones and over general ones."""
 
+BM25_ROW, HYBRID, RERANKED, HYBRID_RERANKED = "bm25", "hybrid", "reranked", "hybrid-reranked"
+"""Names of rows beside a model: BM25, both fused, the best documents of either reranked. The name
+of a row's model ends in the row's."""
+
 OF_QUERIES = "ndcg_at_10_of_queries"
 """Entry beside mteb's scores of a retrieval that is judged by nDCG@10: that of each query, in the
 order of their ids."""
@@ -92,6 +96,12 @@ class TaskScore:
             if values[0] != values[1]:
                 found.setdefault("prompts" if name.startswith("prompt") else name, values)
         return found
+
+
+def is_beside(name: str) -> bool:
+    """Whether `<org>/<model>` names a row that is scored beside models."""
+    short = name.rpartition("/")[2].lower()
+    return short == BM25_ROW or short.endswith((f"-{HYBRID}", f"-{RERANKED}"))
 
 
 def by_category(scores: Iterable[TaskScore]) -> dict[str, list[TaskScore]]:

@@ -12,7 +12,7 @@ from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
 from rayembed.results.costs import Cost, total
 from rayembed.results.intervals import PairedDifference, Parts, mean_difference
-from rayembed.results.scores import TaskScore
+from rayembed.results.scores import TaskScore, is_beside
 from rayembed_extras.comparison.benchmark_lines import Line, average_groups, averages, by_category
 from rayembed_extras.comparison.results import StoredModel
 
@@ -290,13 +290,14 @@ def compare(
 
     Args:
         baseline: label or name of a model; None: the first published model, else the first of
-            several models.
+            several models that is no row of BM25, hybrid search or reranking.
 
     Raises:
         ConfigError: the baseline is none of the models.
     """
     if baseline is None:
-        first = [column for column in columns if column.published] or list(columns)
+        models = [column for column in columns if not is_beside(column.name)]
+        first = [column for column in columns if column.published] or models or list(columns)
         chosen = first[0].label if len(columns) > 1 else None
         return ModelComparison(benchmark, tuple(lines), tuple(columns), chosen)
     for column in columns:

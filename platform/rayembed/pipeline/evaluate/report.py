@@ -7,11 +7,11 @@ from rayembed.config.named_benchmarks import job_benchmark
 from rayembed.display.tables import MISSING, Cell, Table, console
 from rayembed.evaluation.averages import BY_LANGUAGE, averages, miracl_averages
 from rayembed.evaluation.benchmarks import benchmark_tasks
-from rayembed.evaluation.hybrid import BM25_ROW, HYBRID, HYBRID_RERANKED, RERANKED
 from rayembed.evaluation.score import gain
 from rayembed.pipeline.evaluate.evaluate import EvaluationResult
 from rayembed.pipeline.evaluate.findings import print_findings
 from rayembed.results.costs import cost_columns
+from rayembed.results.scores import BM25_ROW, HYBRID, HYBRID_RERANKED, RERANKED
 
 
 def benchmark_averages(evaluated: EvaluationResult) -> dict[str, dict[str, float]]:

@@ -12,7 +12,7 @@ from rayembed.config.evaluation import BM25
 from rayembed.config.run import Run
 from rayembed.config.small_vectors import Precision
 from rayembed.display.progress import doing
-from rayembed.evaluation.hybrid import BM25_ROW, Baselines, baselines_of
+from rayembed.evaluation.hybrid import Baselines, baselines_of
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.pool import Workers
 from rayembed.evaluation.run_scores import run_model
@@ -23,6 +23,7 @@ from rayembed.machine import hardware
 from rayembed.models.loading.saved_folder import SETTINGS_FILE, saved_dimensions
 from rayembed.pipeline.run.folders import RunFolders
 from rayembed.pipeline.run.runtime import Runtime
+from rayembed.results.scores import BM25_ROW
 
 logger = logging.getLogger(__name__)
 
