@@ -146,7 +146,7 @@ def test_small_vectors_of_a_model_of_mteb(registered, sentence_folder, tmp_path)
     settings["similarity_fn_name"] = "dot"
     (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
     assert spec_of(f"st:{folder}").similarity == "dot"
-    with pytest.raises(ConfigError, match=r"precision = 'int8' is for .* compares them by dot"):
+    with pytest.raises(ConfigError, match=r"precision = 'int8' needs .* compares them by dot"):
         spec_of(f"st:{folder}", precision="int8")
 
 
@@ -277,7 +277,7 @@ def test_settings_that_sentence_transformers_does_not_take(tmp_path):
     folder = save_biencoder(tmp_path / "model")
     with pytest.raises(ConfigError, match="prompts is set"):
         spec_of(f"st:{folder}", prompts={"table": "none"})
-    with pytest.raises(ConfigError, match="revision = 'x' applies only to models that mteb loads"):
+    with pytest.raises(ConfigError, match="revision = 'x' is for models that mteb loads"):
         spec_of(f"st:{folder}", revision="x")
 
 

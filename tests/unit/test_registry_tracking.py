@@ -199,7 +199,7 @@ def test_scores_files_and_provenance_arrive(opened, tmp_path):
     tags = run_of(tracker).data.tags
     assert tags["mlflow.source.git.commit"] == "c0"
     assert tags["rayembed.uncommitted_changes"] == "True"
-    with pytest.raises(ArtifactError, match="no file"):
+    with pytest.raises(ArtifactError, match="does not exist"):
         tracker.log_artifact(tmp_path / "nothing")
 
 
@@ -397,7 +397,7 @@ def test_addresses(tmp_path, monkeypatch):
         ("./mlruns", "o", "is not an MLflow address"),
         ("http://", "o", "is not an MLflow address"),
         ("sqlite:///:memory:", "o", "names no file"),
-        ("sqlite:////dev/null/x/m.db", "o", "cannot be made"),
+        ("sqlite:////dev/null/x/m.db", "o", "cannot be created"),
     ],
 )
 def test_wrong_addresses_are_refused(uri, storage, message):

@@ -144,10 +144,10 @@ def test_lengths_that_cannot_be_are_told(tmp_path):
     steps = "stages.finetune.steps=grid(10, 20)"
     for epochs in ("grid(1, 2)", "1"):
         for given in ((f"{EPOCHS}={epochs}", steps), (steps, f"{EPOCHS}={epochs}")):
-            both = r"stages\.finetune\.steps=10 and stages\.finetune\.epochs=1 are given"
+            both = r"stages\.finetune\.steps=10 and stages\.finetune\.epochs=1 are both given"
             with pytest.raises(ConfigError, match=both):
                 sweep_of(tmp_path, *given)
-    with pytest.raises(ConfigError, match=r"steps=7 and stages\.finetune\.epochs=1 are given"):
+    with pytest.raises(ConfigError, match=r"steps=7 and stages\.finetune\.epochs=1 are both given"):
         sweep_of(tmp_path, f"{EPOCHS}=grid(1, 2)", "stages.finetune.steps=7")
     searched = known_trials(sweep_of(tmp_path, steps))
     assert [trial.run.stages[0].length for trial in searched] == ["10 steps", "20 steps"]
@@ -175,5 +175,5 @@ def test_a_command_replaces_the_length_of_a_file_which_gives_one_alone(tmp_path)
     lengths = [t.run.stages[0].length for t in known_trials(sweep_job().resolve(here[:2])[0].sweep)]
     assert sorted(set(lengths)) == ["10 steps", "20 steps"]
     file.write_text(json.dumps({**written, "set": [*written["set"], f"{EPOCHS}=2"]}))
-    with pytest.raises(ConfigError, match=r"steps=10 and stages\.finetune\.epochs=2 are given"):
+    with pytest.raises(ConfigError, match=r"steps=10 and stages\.finetune\.epochs=2 are both given"):
         sweep_job().resolve(here[:2])

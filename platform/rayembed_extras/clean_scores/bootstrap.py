@@ -60,6 +60,13 @@ def clean_score(parts: Sequence[PartOutcomes]) -> CleanScore | None:
     every, clean = np.mean(scores, axis=0).tolist()
     if all(part.clean.all() for part in parts):
         return CleanScore(every, clean, None)
+<<<<<<< HEAD
+=======
+    if all(part.statistic is None for part in parts):
+        outcomes = [part.outcomes.tolist() for part in parts]
+        apart = part_difference(outcomes, [part.clean.tolist() for part in parts])
+        return CleanScore(every, clean, apart.interval)
+>>>>>>> 6bc60e34 (The search of plans for test texts is tested on a cluster)
     generator = np.random.default_rng(0)
     number = _DRAWS if all(part.statistic is None for part in parts) else _CORRELATED_DRAWS
     draws = np.mean([_differences(part, number, generator) for part in parts], axis=0)
