@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import rankdata
 
-_DRAWS = 1_000
-_CORRELATED_DRAWS = 400
-"""Draws of pairs, whose correlation or precision is computed anew in each."""
-_AT_ONCE = 1 << 24
-"""Numbers of a block of draws."""
+from rayembed.results.intervals import part_difference
+
+_DRAWS = 400
+"""Draws of pairs, whose correlation or precision is computed for each."""
 _LIKELY = (2.5, 97.5)
 
 Statistic = Callable[[np.ndarray, np.ndarray], float]
@@ -60,16 +59,12 @@ def clean_score(parts: Sequence[PartOutcomes]) -> CleanScore | None:
     every, clean = np.mean(scores, axis=0).tolist()
     if all(part.clean.all() for part in parts):
         return CleanScore(every, clean, None)
-<<<<<<< HEAD
-=======
     if all(part.statistic is None for part in parts):
         outcomes = [part.outcomes.tolist() for part in parts]
         apart = part_difference(outcomes, [part.clean.tolist() for part in parts])
         return CleanScore(every, clean, apart.interval)
->>>>>>> 6bc60e34 (The search of plans for test texts is tested on a cluster)
     generator = np.random.default_rng(0)
-    number = _DRAWS if all(part.statistic is None for part in parts) else _CORRELATED_DRAWS
-    draws = np.mean([_differences(part, number, generator) for part in parts], axis=0)
+    draws = np.mean([_differences(part, generator) for part in parts], axis=0)
     low, high = np.nanpercentile(draws, _LIKELY)
     return CleanScore(every, clean, (float(low), float(high)))
 
@@ -87,27 +82,15 @@ def _score(part: PartOutcomes, items: np.ndarray) -> float:
     return part.statistic(part.outcomes[items], part.labels[items])
 
 
-def _differences(part: PartOutcomes, number: int, generator: np.random.Generator) -> np.ndarray:
-    """(number,) difference of the score of clean items and of all, of items that are drawn with
+def _differences(part: PartOutcomes, generator: np.random.Generator) -> np.ndarray:
+    """(draws,) difference of the score of clean pairs and of all, of pairs that are drawn with
     replacement.
     """
-    size = len(part.outcomes)
-    if part.statistic is None or part.labels is None:
-        blocks = []
-        for start in range(0, number, max(_AT_ONCE // size, 1)):
-            rows = min(max(_AT_ONCE // size, 1), number - start)
-            drawn = generator.multinomial(size, np.full(size, 1 / size), size=rows)
-            clean = drawn[:, part.clean]
-            with np.errstate(invalid="ignore"):
-                of_clean = clean @ part.outcomes[part.clean] / clean.sum(1)
-            blocks.append(of_clean - drawn @ part.outcomes / size)
-        return np.concatenate(blocks)
-    found = np.empty(number)
-    for draw in range(number):
+    size, found = len(part.outcomes), np.empty(_DRAWS)
+    for draw in range(_DRAWS):
         drawn = generator.integers(0, size, size)
-        one = PartOutcomes(
-            part.outcomes[drawn], part.clean[drawn], part.labels[drawn], part.statistic
-        )
+        labels = None if part.labels is None else part.labels[drawn]
+        one = PartOutcomes(part.outcomes[drawn], part.clean[drawn], labels, part.statistic)
         found[draw] = _score(one, one.clean) - _score(one, everything(one))
     return found
 
