@@ -30,8 +30,9 @@ from rayembed.data.cleaning.evaluation_texts import (
     grams_of_lengths,
     hashed_visible_words,
 )
+from rayembed.data.engine.here import execute_here
 from rayembed.data.engine.parts import read_table
-from rayembed.data.engine.work_items import Execute, Result, in_process, run_tasks
+from rayembed.data.engine.work_items import Execute, Result, run_tasks
 from rayembed.data.hashes import mixed, text_hash
 from rayembed.data.plan.batch_plan import FILES, BatchPlan
 
@@ -110,7 +111,7 @@ class TestTexts:
         Args:
             plans: folders of the plans.
             folder: for the index, which the tasks read.
-            execute: runs the tasks; None: in this process.
+            execute: runs the tasks; None: this machine, with a process for each of its cores.
 
         Returns:
             (count,) uint8: 0 for a text that is in no plan, else 1 + the index of its way in
@@ -132,7 +133,7 @@ class TestTexts:
             for plan in dict.fromkeys(plans)
             for name in BatchPlan.open(plan).manifest[FILES]
         ]
-        task, run = SearchFile(path), execute or in_process
+        task, run = SearchFile(path), execute or execute_here
         seen = {EQUAL: np.zeros(len(keys), bool), CONTAINED: np.zeros(len(grams), bool)}
         seen[SIMILAR] = np.zeros(len(self._compared), bool)
         for result in run_tasks("test texts in the batch plan", task, items, run):
