@@ -6,13 +6,16 @@ import shutil
 import numpy as np
 import pytest
 from proved_models import save_proved
+from registered import register
 from sentence_transformers import SentenceTransformer
 from tiny_folders import save_nvembed
 
 from rayembed.api.embedder import load
 from rayembed.errors import ArtifactError, ConfigError
+from rayembed.models.loading.files import weights_fingerprint
 from rayembed.proof.proof import PROOF_FOLDER, read_proof
 from rayembed.proof.write import write_proof
+from rayembed.registry.tracking import Tracker
 from rayembed_extras.verification import verify
 from rayembed_extras.verification.job import DIFFERS, run_verify_job
 
@@ -67,6 +70,20 @@ def test_a_model_without_a_proof_gets_one_in_memory(folder, changed, tmp_path):
     assert made.same, made.line
     assert not (bare / PROOF_FOLDER).exists()
     assert not verify(changed, bare, repeat=1).same, "the control"
+
+
+def test_a_registered_version_is_target_and_proof(folder, changed, tmp_path):
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    tracker = Tracker.open(
+        uri, "tests", "run", "f" * 12, {}, {}, folder=tmp_path / "run", total_steps=1
+    )
+    given = {"weights_fingerprint": weights_fingerprint(folder), "dimensions": (24,)}
+    given |= {"instruction_template": None, "global_step": 1}
+    made = register(folder, "proved", tracker=tracker, **given)
+    at = ["--tracking-uri", uri, "--repeat", "1"]
+    assert run_verify_job([made.alias_uri, *at]) == 0
+    assert run_verify_job([str(folder), "--proof", made.uri, *at]) == 0
+    assert run_verify_job([str(changed), "--proof", made.alias_uri, *at]) == DIFFERS
 
 
 def test_a_folder_in_rayembeds_own_format(tmp_path):
