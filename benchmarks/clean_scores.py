@@ -129,7 +129,7 @@ def on_the_hub(folder, rows):
     from rayembed.errors import AssetError
     from rayembed.evaluation.benchmarks import benchmark_tasks
     from rayembed_extras.clean_scores.search import TestTexts
-    from rayembed_extras.clean_scores.test_texts import task_texts
+    from rayembed_extras.clean_scores.scored_texts import task_texts
 
     tasks = benchmark_tasks(BENCHMARK)
     tests, queries, unread = TestTexts(), [], []

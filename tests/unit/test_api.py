@@ -578,7 +578,7 @@ def test_an_own_evaluator_is_logged_and_changes_no_weight(folder, rows):
 
 def test_an_evaluator_that_returns_no_number_is_refused(folder, rows):
     pairs = [(row["query"], row["positive"]) for row in rows]
-    with pytest.raises(ConfigError, match=".score. = .good., which is not a number"):
+    with pytest.raises(ConfigError, match=r"'score' = 'good', which is not a number"):
         rayembed.train(
             folder / "encoder",
             pairs,

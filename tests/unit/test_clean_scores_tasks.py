@@ -13,7 +13,7 @@ from rayembed.evaluation.score import Store, score
 from rayembed.pipeline.evaluate.findings import ScoredModels
 from rayembed_extras.clean_scores.declared import declared_tasks
 from rayembed_extras.clean_scores.finding import clean_scores, plans_beside
-from rayembed_extras.clean_scores.test_texts import task_texts
+from rayembed_extras.clean_scores.scored_texts import task_texts
 
 SCORED = (
     *("FiQA2018", "AskUbuntuDupQuestions", "Banking77Classification", "STSBenchmark"),

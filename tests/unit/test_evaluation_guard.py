@@ -342,7 +342,7 @@ def test_a_guard_without_general_tasks_says_so(tmp_path, caplog):
     run = own_run(tmp_path, "evaluation.guard={}")
     assert with_fitting_tasks(run, []) is run
     assert caplog.messages == [
-        "evaluation.guard has no general tasks, so it judges models by own data alone"
+        "evaluation.guard has no general tasks, so it judges models by your own data alone"
     ]
     caplog.clear()
     with_fitting_tasks(override(run, ["evaluation.benchmarks=[NanoBEIR]"]), [])

@@ -209,7 +209,7 @@ def test_all_bad_rows_are_counted_with_the_first_examples(tmp_path):
         task_of("pair_classification", path=str(path)).load()
     for line in (
         "cannot be scored as they stand",
-        "2 × test: label is neither 0 nor 1 (pairs.jsonl@",
+        "2 × test: label must be 0 or 1 (pairs.jsonl@",
         "1 × test: no sentence1 (pairs.jsonl@",
         "1 × test: no column 'sentence2'",
         "1 × test: no label",

@@ -121,7 +121,7 @@ def test_no_model_becomes_champion_with_the_scores_of_another(folders, store, jo
     hub = write_results(tmp_path / ("5ec0de" * 6 + "aaaa"), {DESCRIPTION: 0.65})
     code, _, err = job(*model, "--results", str(hub))
     assert code == 1
-    assert f"do not say that they are of the weights {weights[0]}" in err
+    assert f"are not marked as those of this model's weights ({weights[0]})" in err
     assert client_of(store).search_registered_models() == []
     # On the user's word, and with its own.
     code, out, _ = job(*model, "--results", str(hub), "--trust-results", "--dry-run")
@@ -439,7 +439,7 @@ def test_a_tolerance_that_is_no_finite_number_is_refused(number, capsys):
 
 def test_gates_take_no_tolerance_that_lets_every_loss_through():
     for tolerance in (math.nan, math.inf, -0.1):
-        with pytest.raises(ConfigError, match="finite number from 0 on"):
+        with pytest.raises(ConfigError, match="finite number, 0 or more"):
             Gates(better_than="champion", tolerance=tolerance)
 
 

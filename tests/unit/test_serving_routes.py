@@ -82,7 +82,7 @@ def test_token_numbers_are_the_texts_that_they_stand_for(model, folder, whose):
     for value in (size, -1, 2**70, True, 1.5, "a", None):
         refused(
             client.post("/v1/embeddings", json={"input": [[ids[0][0], value]]}),
-            f"which is no token of the {size}",
+            f"has the numbers 0 to {size - 1}",
             "input",
         )
     refused(client.post("/v1/embeddings", json={"input": [[]]}), "is an empty text", "input")

@@ -175,5 +175,5 @@ def test_a_command_replaces_the_length_of_a_file_which_gives_one_alone(tmp_path)
     lengths = [t.run.stages[0].length for t in known_trials(sweep_job().resolve(here[:2])[0].sweep)]
     assert sorted(set(lengths)) == ["10 steps", "20 steps"]
     file.write_text(json.dumps({**written, "set": [*written["set"], f"{EPOCHS}=2"]}))
-    with pytest.raises(ConfigError, match=r"steps=10 and stages\.finetune\.epochs=2 are both given"):
+    with pytest.raises(ConfigError, match=r"steps=10 and stages\.finetune\.epochs=2 are both"):
         sweep_job().resolve(here[:2])

@@ -75,7 +75,7 @@ def test_a_checkpoint_every_so_many_steps_and_at_the_end():
     assert checkpoints(3) == [3, 6, 8]
     assert checkpoints(3, first=4) == [6, 8]
     assert checkpoints(3, ends_after=lambda step: step == 5) == [3, 5]
-    with pytest.raises(DataError, match="batches ended at step 7 of 8"):
+    with pytest.raises(DataError, match="batch plan has only 7 of 8 steps"):
         checkpoints(3, last=7)
 
 

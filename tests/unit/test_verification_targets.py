@@ -132,7 +132,7 @@ def test_objects(folder):
         (7, {}, ConfigError, "cannot verify a int"),
         ("folder", {"schema": "tei"}, ConfigError, "schema is for the address of a server"),
         ("folder", {"prompts": "both"}, ConfigError, "allowed: 'client', 'server'"),
-        ("folder", {"repeat": 0}, ConfigError, "from 1 on"),
+        ("folder", {"repeat": 0}, ConfigError, "1 or more"),
         (lambda texts: np.ones((1, 24)), {}, ArtifactError, "gives 1 vectors for"),
         (lambda texts: None, {}, ArtifactError, "in place of vectors"),
         (np.ones, {"prompts": "server"}, ConfigError, "a function is given texts alone"),

@@ -237,8 +237,8 @@ def read_stream(source: Any) -> pa.Table:
 
 
 def check_plain(schema: pa.Schema) -> None:
-    """Raise if a column, nested ones included, has a type whose values are constructed by library
-    code.
+    """Raise if a column, also a nested one, has an extension type, since reading it would run that
+    type's code.
 
     Raises:
         pyarrow.ArrowInvalid: one has; the message names it.

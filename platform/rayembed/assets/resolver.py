@@ -226,7 +226,7 @@ def set_special_tokens(tokenizer: Any, config: Any) -> None:
 def copy_to_cache(
     reference: str, filesystem: pyarrow.fs.FileSystem, inside: str, cache: Path
 ) -> Path:
-    """Copy the file or folder `inside` of a filesystem into the cache, and return the local
+    """Copy a filesystem's file or folder, at the path `inside`, into the cache; return its local
     path.
 
     The cache entry is named by the reference and by path, size and time of every object, so a

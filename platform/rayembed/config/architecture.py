@@ -12,7 +12,9 @@ from rayembed.config.types import Role
 
 
 class Adapters(NamedTuple):
-    """LoRA settings of one pretrained part of a model, and their path for messages."""
+    """LoRA settings of one pretrained part of a model, and the name of that setting in error
+    messages.
+    """
 
     config: LoraConfig
     setting: str

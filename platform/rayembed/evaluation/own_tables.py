@@ -150,7 +150,7 @@ def _cells(row: Mapping[str, Any], form: Form) -> tuple[Any, ...]:
         raise RowError(f"no {last}")
     if form == "pairs":
         if name not in _BINARY:
-            raise RowError(f"{last} is neither 0 nor 1")
+            raise RowError(f"{last} must be 0 or 1")
         return (*found, _BINARY[name])
     return (*found, name)
 

@@ -151,7 +151,8 @@ class ModelPrompts:
                 raise ConfigError(
                     f"prompts.{name} is set, but the model has the instruction template "
                     f"{self.folder.template!r}, which takes task definitions; set "
-                    "prompts.instructions, for documents under keys like 'SciFact-document'"
+                    "prompts.instructions instead (keys 'SciFact', and 'SciFact-document' for "
+                    "documents)"
                 )
         if self.table in PREFIX_TABLES:
             raise ConfigError(

@@ -163,7 +163,7 @@ class _Process:
         self._answers.close()
 
     def begin(self, work: bytes, items: Sequence[Any]) -> None:
-        """Send the pickled work and all items of this process to it."""
+        """Send the pickled work and this process's items to the helper process."""
         try:
             self._input.send_bytes(pickle.dumps((work, items)))
         except BrokenPipeError as error:

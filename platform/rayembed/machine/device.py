@@ -102,7 +102,7 @@ def settled_gpu(
         )
     elif seen.number:
         logger.warning(
-            "%s=auto resolves to false, though there is a GPU: %s, but %d %s need one each",
+            "%s=auto resolves to false: too few GPUs (%s), since %d %s need one each",
             *(setting, seen.text, needed, users),
         )
     else:

@@ -31,7 +31,7 @@ class Checked:
 
     @property
     def worst(self) -> float:
-        """Lowest cosine."""
+        """Lowest cosine between a text's vector and the proof's."""
         return float(self.cosines.min())
 
     @property

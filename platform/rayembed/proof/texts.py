@@ -104,7 +104,7 @@ def tokens_of(model: TransformerModel, texts: Iterable[ProofText]) -> list[Token
 
 
 def _has_positions(model: TransformerModel) -> bool:
-    """Whether the model has learnt positions for texts as long as it says that it reads."""
+    """Whether the model has position embeddings up to its stated maximum length."""
     if not model.parts:  # a graph
         return True
     try:

@@ -48,7 +48,7 @@ class Gates:
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance < math.inf:
-            raise ConfigError(f"the tolerance {self.tolerance} must be a finite number from 0 on")
+            raise ConfigError(f"the tolerance {self.tolerance} must be a finite number, 0 or more")
 
 
 @dataclass(frozen=True)

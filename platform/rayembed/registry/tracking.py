@@ -326,7 +326,9 @@ class Tracker:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Allow one request at a time, after a probe that saves retries if the server is down."""
+        """Let one request through at a time; first check that the server answers, so that no
+        retries are spent on a dead one.
+        """
         if not self._lock.acquire(timeout=BUSY_SECONDS):
             raise TrackingError(f"a request to {self.tracking_uri} has hung for {BUSY_SECONDS} s")
         try:

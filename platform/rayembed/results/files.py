@@ -252,8 +252,8 @@ def _check_weights(folder: Path, weights_fingerprint: str, *, trusted: bool) -> 
     shown = " or ".join(map(repr, told))
     if not trusted:
         raise ArtifactError(
-            f"the scores in {str(folder)!r} do not say that they are of the weights "
-            f"{weights_fingerprint} of this model: their revision is {shown}. Evaluate it "
+            f"the scores in {str(folder)!r} are not marked as those of this model's weights "
+            f"({weights_fingerprint}): they name the revision {shown}. Evaluate the model "
             "(rayembed evaluate), or confirm with --trust-results that they belong to it"
         )
     logger.warning(

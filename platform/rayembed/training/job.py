@@ -162,8 +162,8 @@ class StageJob(Job):
 
     @property
     def pretrained(self) -> tuple[str, ...]:
-        """References of the pretrained models, including a teacher whose hidden states are
-        learnt.
+        """References of the pretrained models, including a teacher whose hidden states the model
+        learns to match.
         """
         states = self.stage.hidden_states
         return (*self.run.model.parts.values(), *([] if states is None else [states.teacher]))

@@ -332,7 +332,10 @@ class StageTrainer:
                 due = False
             if ends:
                 return
-        raise DataError(f"stage {stage.name!r}: the batches ended at step {done} of {stage.steps}")
+        raise DataError(
+            f"stage {stage.name!r}: the batch plan has only {done} of {stage.steps} steps; its "
+            "files are damaged: remove the folder of the plan and start again"
+        )
 
     def _stops(self, step: int) -> bool:
         answers = [callback.should_stop(step) for callback in self.callbacks]

@@ -16,8 +16,8 @@ from rayembed.pipeline.evaluate.findings import ComparedModels, Finding, ScoredM
 from rayembed.pipeline.run.folders import PLANS_FILE
 from rayembed_extras.clean_scores.declared import declared_tasks
 from rayembed_extras.clean_scores.overlap import ScoredPart, TaskOverlap, task_overlaps
+from rayembed_extras.clean_scores.scored_texts import task_texts
 from rayembed_extras.clean_scores.search import CONTAINED, EQUAL, SIMILAR, TestTexts
-from rayembed_extras.clean_scores.test_texts import task_texts
 
 logger = logging.getLogger(__name__)
 
@@ -194,8 +194,8 @@ def _csv(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def compared_clean_scores(compared: ComparedModels) -> Finding | None:
-    """Clean scores of the compared models side by side, of tasks of which any model has seen
-    something; None where no evaluation wrote them.
+    """Compare the models' clean scores side by side, on tasks with texts that any of them was
+    trained on; None if no evaluation stored clean scores.
     """
     found = {label: _stored(folders) for label, folders in compared.results.items()}
     tasks = sorted({t for rows in found.values() for t, row in rows.items() if int(row["seen"])})

@@ -16,8 +16,8 @@ from rayembed_extras.clean_scores.bootstrap import (
     clean_score,
     spearman,
 )
+from rayembed_extras.clean_scores.scored_texts import TaskPart
 from rayembed_extras.clean_scores.search import CONTAINED, EQUAL, SIMILAR, TestTexts
-from rayembed_extras.clean_scores.test_texts import PartTexts
 
 _STATISTICS: Mapping[str, Statistic] = {
     "cosine_spearman": spearman,
@@ -59,7 +59,7 @@ class ScoredPart:
 
     @classmethod
     def of(
-        cls, metadata: Any, part: PartTexts, entry: Mapping[str, Any], texts: TestTexts
+        cls, metadata: Any, part: TaskPart, entry: Mapping[str, Any], texts: TestTexts
     ) -> "ScoredPart":
         """Number the texts of a part, and read the outcomes of its items from its scores."""
         flat = [text for item in part.items for text in item]

@@ -209,7 +209,7 @@ class _Index:
         return list(new.values())
 
     def equal(self, keys: np.ndarray) -> np.ndarray:
-        """Numbers of the known keys among those of texts."""
+        """Indices of the known keys that occur among the keys of texts."""
         at = np.minimum(np.searchsorted(self.keys, keys), max(len(self.keys) - 1, 0))
         return at[self.keys[at] == keys] if len(self.keys) else np.empty(0, np.int64)
 

@@ -139,7 +139,8 @@ def write_comparison(comparison: ModelComparison, folder: str) -> tuple[str, ...
             write_atomic(join(folder, name), data)
         except StorageError as error:
             raise StorageError(
-                f"cannot write the comparison to {folder!r}: {error}; or choose another --output"
+                f"cannot write the comparison to {folder!r}: {error}. Correct this, or "
+                "choose another --output"
             ) from error
         written.append(join(folder, name))
     return tuple(written)

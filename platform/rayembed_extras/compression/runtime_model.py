@@ -35,7 +35,7 @@ from rayembed_extras.compression.settings import RUNTIME_PACKAGES, GraphConfig
 
 class RuntimeModel(TransformerModel):
     """A model without torch weights: it tokenises as its architecture does and computes vectors by
-    graphs.
+    exported ONNX or OpenVINO graphs.
 
     It computes on the CPU wherever it is moved to, in the number types of its graphs, and cannot be
     trained.

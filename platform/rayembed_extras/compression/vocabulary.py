@@ -53,8 +53,8 @@ class Vocabulary(Compression):
 
     @property
     def fewest_texts(self) -> int:
-        """Minimum number of drawn texts; a family of sizes reads all texts of its training data
-        instead.
+        """Minimum number of texts sampled to count tokens; ignored where several sizes are made at
+        once, which reads all training texts.
         """
         return 10_000
 

@@ -111,7 +111,9 @@ class MtebSpec(WrappedSpec):
         )
 
     def shown(self, encode_spec: EncodeSpec) -> str:
-        """Name mteb's wrapper in place of the prompt, which only the wrapper knows."""
+        """Text shown in place of a prompt: the name of mteb's wrapper, since only the wrapper knows
+        the prompt.
+        """
         return f"(as mteb's {_loader_name(self.stated)} has it)"
 
     def load(self, device: str) -> EmbedTexts:

@@ -37,7 +37,7 @@ _SURE = 2
 
 
 @dataclass(frozen=True)
-class Cause:
+class LikelyCause:
     """A likely cause."""
 
     kind: str
@@ -96,20 +96,20 @@ class Evidence:
         return found or self.relevant
 
 
-def causes_of(evidence: Evidence) -> list[Cause]:
+def causes_of(evidence: Evidence) -> list[LikelyCause]:
     """Likely causes of the lower score, in the order of `REMEDIES`; one of kind `NONE` where there
     is no other.
     """
     looked_for = (_cut, _exact_words, _near_copy, _false_negative, _language)
     found = [cause for look in looked_for if (cause := look(evidence)) is not None]
-    return found or [Cause(NONE, "")]
+    return found or [LikelyCause(NONE, "")]
 
 
 def _rank(result: QueryResult, document: str) -> int:
     return result.rank_of(document) or len(result.best) + 1
 
 
-def _cut(evidence: Evidence) -> Cause | None:
+def _cut(evidence: Evidence) -> LikelyCause | None:
     cut, other = evidence.cut, evidence.cut_by_other or CutCounts()
     if cut is None:
         return None
@@ -125,10 +125,10 @@ def _cut(evidence: Evidence) -> Cause | None:
             break
     if not found:
         return None
-    return Cause(CUT, f"{'both models read' if both else 'it reads'} {' and '.join(found)}")
+    return LikelyCause(CUT, f"{'both models read' if both else 'it reads'} {' and '.join(found)}")
 
 
-def _exact_words(evidence: Evidence) -> Cause | None:
+def _exact_words(evidence: Evidence) -> LikelyCause | None:
     if evidence.lexical is None:
         return None
     for document in evidence.lost:
@@ -138,7 +138,7 @@ def _exact_words(evidence: Evidence) -> Cause | None:
             common = [w for w in words(evidence.text) if w in answer]
             shown = ", ".join(dict.fromkeys(sorted(common, key=len, reverse=True)[:3]))
             at = "not among the first ten" if own is None else f"at rank {own}"
-            return Cause(
+            return LikelyCause(
                 EXACT_WORDS,
                 f"BM25 has {document} at rank {lexical}, it {at}"
                 + (f"; common words: {shown}" if shown else ""),
@@ -146,7 +146,7 @@ def _exact_words(evidence: Evidence) -> Cause | None:
     return None
 
 
-def _near_copy(evidence: Evidence) -> Cause | None:
+def _near_copy(evidence: Evidence) -> LikelyCause | None:
     for document in evidence.lost:
         above = evidence.worse.best[: _rank(evidence.worse, document) - 1]
         for rank, other in enumerate(above, 1):
@@ -154,7 +154,7 @@ def _near_copy(evidence: Evidence) -> Cause | None:
             if other not in evidence.judged and other in evidence.texts:
                 alike = _alike(evidence.texts[other], evidence.texts.get(document, ""))
                 if alike >= _ALIKE:
-                    return Cause(
+                    return LikelyCause(
                         NEAR_COPY,
                         f"{other} at rank {rank} has {alike:.0%} of the words of {document}",
                     )
@@ -175,29 +175,33 @@ def _words_of(text: str) -> tuple[str, ...]:
     return tuple(words(text)[:_WORDS])
 
 
-def _false_negative(evidence: Evidence) -> Cause | None:
+def _false_negative(evidence: Evidence) -> LikelyCause | None:
     for document in evidence.lost:
         queries = evidence.trained_negatives.get(document, ())
         if queries:
             own = {*words(evidence.text)}
             nearest = max(queries, key=lambda query: len(own & {*words(query)}))
             times = "a training row has" if len(queries) == 1 else f"{len(queries)} rows have"
-            return Cause(
+            return LikelyCause(
                 FALSE_NEGATIVE, f"{times} {document} as a hard negative, as for “{nearest[:120]}”"
             )
     return None
 
 
-def _language(evidence: Evidence) -> Cause | None:
+def _language(evidence: Evidence) -> LikelyCause | None:
     own = language(evidence.text)
     if not own:
         return None
     for document in evidence.lost:
         other = language(evidence.texts.get(document, ""))
         if _differ(own, other):
-            return Cause(LANGUAGE, f"the query is {own}, the relevant document {document} {other}")
+            return LikelyCause(
+                LANGUAGE, f"the query is {own}, the relevant document {document} {other}"
+            )
     if _differ(own, evidence.usual):
-        return Cause(LANGUAGE, f"the query is {own}, most queries of the task {evidence.usual}")
+        return LikelyCause(
+            LANGUAGE, f"the query is {own}, most queries of the task {evidence.usual}"
+        )
     return None
 
 

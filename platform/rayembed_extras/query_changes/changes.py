@@ -11,9 +11,9 @@ from rayembed.evaluation.bm25 import Bm25
 from rayembed.evaluation.query_results import DEPTH, QueryResult
 from rayembed_extras.query_changes.causes import (
     REMEDIES,
-    Cause,
     CutCounts,
     Evidence,
+    LikelyCause,
     causes_of,
     language,
 )
@@ -42,7 +42,7 @@ negatives."""
 
 @dataclass(frozen=True)
 class Sources:
-    """What is known of two models beside their results."""
+    """Data about two models that their results do not hold."""
 
     cuts: tuple[Cuts | None, Cuts | None]
     """Of the first and the second model."""
@@ -59,7 +59,7 @@ class Change:
     before: QueryResult
     after: QueryResult
     relevant: tuple[str, ...]
-    causes: tuple[Cause, ...]
+    causes: tuple[LikelyCause, ...]
 
     @property
     def difference(self) -> float:

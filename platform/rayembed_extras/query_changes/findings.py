@@ -47,8 +47,8 @@ _LINES = 5
 
 
 def changes_of_run(subject: ScoredModels) -> Finding | None:
-    """Compare the queries of a trained model with those of its start; None without scores of the
-    start.
+    """Compare the scores of each query between a trained model and its start; None without scores
+    of the start.
     """
     about = _trained(subject)
     if subject.against is None or about == subject.against:
@@ -108,8 +108,8 @@ def _counted(scored: ModelScores) -> Cuts | None:
 
 
 def changes_of_comparison(subject: ComparedModels) -> Finding | None:
-    """Compare the queries of the baseline with those of each other model, on the own sets whose
-    folders are named; None without any.
+    """Compare the scores of each query between the baseline and every other model, on the own sets
+    whose folders are named; None without any.
     """
     base, others = subject.baseline, [m for m in subject.results if m != subject.baseline]
     if base is None or base not in subject.results or not others:

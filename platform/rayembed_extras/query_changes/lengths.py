@@ -35,7 +35,9 @@ class TokenLengths:
 
     @classmethod
     def of(cls, tokenizer: Any, limits: Mapping[Role, int]) -> "TokenLengths":
-        """Token lengths by a tokenizer, which stays as it is."""
+        """Count tokens by a copy of the tokenizer without limits; the tokenizer itself does not
+        change.
+        """
         free = copy.copy(tokenizer)
         free.max_lengths = dict.fromkeys(limits, _NO_LIMIT)
         return cls(free, dict(limits), tokenizer)

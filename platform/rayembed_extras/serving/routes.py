@@ -100,7 +100,10 @@ def embed(request: Mapping[str, Any], offer: Offer) -> Call:
     """
     _check_right(request)
     if not _flag(request, "normalize", True):
-        raise RequestError("normalize = false; all vectors here have length 1", "normalize")
+        raise RequestError(
+            "normalize = false: this server gives vectors of length 1 only; leave it out",
+            "normalize",
+        )
     prompt = request.get("prompt_name")
     if prompt is not None and prompt not in ROLES:
         allowed = ", ".join(ROLES)
@@ -302,8 +305,8 @@ def _text(ids: list[Any], where: str, field: str, tokenizer: Tokenizer | None) -
     for number in ids:
         if type(number) is not int or not 0 <= number < size:
             raise RequestError(
-                f"{where}{reprlib.repr(ids)} has {reprlib.repr(number)}, which is no token of the "
-                f"{size} that this server's setting token_arrays names",
+                f"{where}{reprlib.repr(ids)} has {reprlib.repr(number)}, which is no token: the "
+                f"tokenizer of this server's setting token_arrays has the numbers 0 to {size - 1}",
                 field,
             )
     found: str = tokenizer.decode(ids, skip_special_tokens=True)

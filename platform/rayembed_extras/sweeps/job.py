@@ -281,7 +281,10 @@ class _OfRecipe(Settings):
 
 def _run_of(path: str, label: str, entry: Any, searched: Sequence[str]) -> Run:
     if not isinstance(entry, dict):
-        raise ConfigError(f"the run {label!r} of {path!r} must be a mapping with recipe, or a run")
+        raise ConfigError(
+            f"the run {label!r} of {path!r} must be a mapping with the key recipe, or all "
+            "settings of a run"
+        )
     if "recipe" not in entry:
         return parse(Run, entry)
     given = parse(_OfRecipe, entry)

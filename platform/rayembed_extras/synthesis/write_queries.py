@@ -229,7 +229,9 @@ class _Writing:
         share = self.source.max_failed_share
         check_failed(share, self.setting, of, self.documents, self.failed, repr(self.shown))
         if not self.parts:
-            raise DataError(f"data set {self.dataset.name!r}: no query was written for {name!r}")
+            raise DataError(
+                f"data set {self.dataset.name!r}: the language model wrote no usable query for {name!r}"
+            )
 
 
 def queries_prompt(source: Any, text: str) -> str:

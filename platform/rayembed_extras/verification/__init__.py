@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rayembed.proof.proof import NumberType, Proof
-    from rayembed_extras.verification.diagnose import Verdict
+    from rayembed_extras.verification.diagnose import Diagnosis
 
 
 def verify(
@@ -17,7 +17,7 @@ def verify(
     repeat: int = 2,
     within: "NumberType" = "int8",
     **server: Any,
-) -> "Verdict":
+) -> "Diagnosis":
     """Compare the vectors of a target with a model's proof.
 
     Args:

@@ -14,7 +14,7 @@ import numpy as np
 from rayembed.proof.check import LENGTH_ERROR
 from rayembed.proof.proof import Mistake, NumberType, Proof
 from rayembed_extras.verification.advice import advice_for
-from rayembed_extras.verification.measure import Measured, Target
+from rayembed_extras.verification.measure import MeasuredVectors, Target
 
 _NOT_TOLD_APART = 3
 """Tolerances of float32 between two vectors that are no more told apart."""
@@ -27,7 +27,7 @@ _NAMED = 4
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Diagnosis:
     """Result of a verification."""
 
     same: bool
@@ -80,8 +80,8 @@ class _Explained:
 
 
 def diagnose(
-    proof: Proof, target: Target, measured: Measured, *, within: NumberType = "int8"
-) -> Verdict:
+    proof: Proof, target: Target, measured: MeasuredVectors, *, within: NumberType = "int8"
+) -> Diagnosis:
     """Compare measured vectors with a proof.
 
     Args:
@@ -141,13 +141,13 @@ def diagnose(
         advice = advice_for(proof, made, target.software)
         line = "; also: ".join(problems)
         names = tuple(one.name for one in made)
-        return Verdict(False, line, worst, strictest, names, advice, notes, figures)
-    return Verdict(True, _same(proof, strictest, worst), worst, strictest, (), (), notes, figures)
+        return Diagnosis(False, line, worst, strictest, names, advice, notes, figures)
+    return Diagnosis(True, _same(proof, strictest, worst), worst, strictest, (), (), notes, figures)
 
 
 def _turned(
     proof: Proof,
-    measured: Measured,
+    measured: MeasuredVectors,
     alone: np.ndarray,
     batch: np.ndarray,
     to_right: tuple[np.ndarray, np.ndarray],
@@ -253,7 +253,9 @@ def _share(start: np.ndarray, end: np.ndarray, measured: np.ndarray) -> tuple[fl
 def _alike(
     explained: Sequence[_Explained], found: np.ndarray, texts: Sequence[int], proof: Proof
 ) -> list[Mistake]:
-    """The nearest mistake, and those that the measured vectors cannot tell from it."""
+    """Return the nearest mistake, and the mistakes that cannot be separated from it by the measured
+    vectors.
+    """
     best = explained[0]
     kinds = sorted(proof.tolerance.values(), reverse=True)
     tolerance = next((1 - low for low in kinds if best.distance <= 1 - low), best.distance)
@@ -283,7 +285,7 @@ def _vectors(mistake: Mistake, texts: Sequence[int]) -> np.ndarray:
 
 
 def _unknown(
-    proof: Proof, measured: Measured, found: np.ndarray, cosines: np.ndarray, floor: float
+    proof: Proof, measured: MeasuredVectors, found: np.ndarray, cosines: np.ndarray, floor: float
 ) -> str:
     """Line for vectors that no mistake explains."""
     wrong = [measured.texts[i] for i in np.flatnonzero(cosines < floor)]
@@ -305,11 +307,11 @@ def _unknown(
 def _other_width(
     proof: Proof,
     target: Target,
-    measured: Measured,
+    measured: MeasuredVectors,
     right: np.ndarray,
     notes: tuple[str, ...],
     figures: Mapping[str, Any],
-) -> Verdict:
+) -> Diagnosis:
     """Verdict on vectors of another width than the model's."""
     width, full = measured.alone.shape[2], right.shape[1]
     found = _unit(measured.alone[0])
@@ -335,7 +337,7 @@ def _other_width(
         line += ": another model, or another of its layers"
     names = tuple(one.name for one in made)
     changes = advice_for(proof, made, target.software)
-    return Verdict(False, line, cosine, None, names, changes, notes, figures)
+    return Diagnosis(False, line, cosine, None, names, changes, notes, figures)
 
 
 def _compared_with_own(
@@ -349,7 +351,7 @@ def _compared_with_own(
     return _distance(found[[rows[mistake.texts[i]] for i in places]], own), mistake
 
 
-def _notes(proof: Proof, target: Target, measured: Measured) -> tuple[str, ...]:
+def _notes(proof: Proof, target: Target, measured: MeasuredVectors) -> tuple[str, ...]:
     notes = [f"prompts: {target.assumed}"]
     if measured.left_out:
         notes.append(
@@ -365,7 +367,7 @@ def _notes(proof: Proof, target: Target, measured: Measured) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _refused_that_fit(proof: Proof, measured: Measured) -> list[int]:
+def _refused_that_fit(proof: Proof, measured: MeasuredVectors) -> list[int]:
     """Refused texts that are no longer than the model reads."""
     return [i for i in measured.refused if "limit + 1" not in proof.texts[i].about]
 
@@ -384,12 +386,12 @@ def _is_of_length(mistake: Mistake) -> bool:
 
 
 def _least(proof: Proof) -> float:
-    """Mean of 1 - cosine from which two kinds of vectors are told apart."""
+    """Mean of 1 - cosine above which two kinds of vectors count as different."""
     return _NOT_TOLD_APART * (1 - max(proof.tolerance.values()))
 
 
 def _steadiness(vectors: np.ndarray) -> float:
-    """Lowest cosine of a text's unit vectors (R, n, D) with those of the first repetition."""
+    """Lowest cosine between the vectors (R, n, D) of a text's repetitions and the first of them."""
     return float((vectors * vectors[0]).sum(2).min())
 
 

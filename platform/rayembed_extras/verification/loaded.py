@@ -215,4 +215,4 @@ def _array(vectors: Any) -> np.ndarray:
 
 def _check_client(prompts: str | None, why: str) -> None:
     if prompts == "server":
-        raise ConfigError(f"prompts = 'server' does not hold here: {why}; use 'client'")
+        raise ConfigError(f"prompts = 'server' cannot be used here: {why}; use 'client'")

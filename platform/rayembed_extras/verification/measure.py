@@ -27,7 +27,7 @@ class TextsRefusedError(RayembedError):
 
 @dataclass(frozen=True)
 class Target:
-    """What is verified: how to embed with it, and what is assumed of it."""
+    """A model under verification: how to embed with it, and what is assumed about it."""
 
     name: str
     embed: Embed
@@ -40,7 +40,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredVectors:
     """Vectors of the texts that a target takes; R repetitions, n texts, D numbers.
 
     Of long texts all repetitions are the first one.
@@ -58,7 +58,7 @@ class Measured:
     """Indices in the proof of texts whose instruction the target has no place for."""
 
 
-def measure(target: Target, texts: Sequence[ProofText], repeat: int) -> Measured:
+def measure(target: Target, texts: Sequence[ProofText], repeat: int) -> MeasuredVectors:
     """Embed each text alone and in batches.
 
     Long texts cost most of the time. So those that both roles share are embedded once, and none is
@@ -97,7 +97,7 @@ def measure(target: Target, texts: Sequence[ProofText], repeat: int) -> Measured
         batch[-1][again] = _in_batches(target, repeated)
     taken = tuple(i for i in chosen if first[i] in vectors)
     rows = [places.index(first[i]) for i in taken]
-    return Measured(
+    return MeasuredVectors(
         taken,
         np.stack(alone)[:, rows],
         np.stack(batch)[:, rows],

@@ -72,7 +72,7 @@ class ProvedModel:
         return tokens_of(self.model, [self.texts[i] for i in places])
 
     def where(self, differs: Callable[[ProofText], bool]) -> tuple[int, ...]:
-        """Indices of the first texts that differ, `short` ones before others."""
+        """Indices of some texts whose vectors differ, short texts first."""
         order = dict.fromkeys([*self.short, *range(len(self.texts))])
         return tuple([i for i in order if differs(self.texts[i])][:NUMBER])
 

@@ -270,7 +270,9 @@ class _Server:
         if status in (404, 405, 501):
             raise _OtherSchemaError(f"HTTP {status}: {said}")
         if status in _LATER:
-            raise AssetError(f"{self.root} answers HTTP {status} {_TRIES} times: {said}")
+            raise AssetError(
+                f"{self.root} answered with HTTP {status} in all {_TRIES} attempts: {said}"
+            )
         if status != 200:
             raise TextsRefusedError(f"HTTP {status}: {said}")
         try:

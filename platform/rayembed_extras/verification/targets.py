@@ -1,4 +1,6 @@
-"""Verification of a target of any kind: find the proof, open the target, measure, diagnose."""
+"""Verify a server, folder, file or object against a model's proof (its stored reference vectors):
+open it, measure, diagnose.
+"""
 
 import os
 from dataclasses import replace
@@ -9,7 +11,7 @@ from rayembed.api.calls import check_addresses, reference_of
 from rayembed.errors import ConfigError
 from rayembed.proof.proof import NumberType, Proof, read_proof
 from rayembed.registry.registered_model import SCHEME, find_folder
-from rayembed_extras.verification.diagnose import Verdict, diagnose
+from rayembed_extras.verification.diagnose import Diagnosis, diagnose
 from rayembed_extras.verification.loaded import open_folder, open_gguf, open_object
 from rayembed_extras.verification.measure import Target, measure
 
@@ -25,7 +27,7 @@ def verify_target(
     within: NumberType = "int8",
     tracking_uri: str | None = None,
     **server: Any,
-) -> Verdict:
+) -> Diagnosis:
     """Compare the vectors of a target with a model's proof; see `verify`.
 
     Args:
@@ -34,7 +36,7 @@ def verify_target(
     if prompts not in (None, "client", "server"):
         raise ConfigError(f"prompts = {prompts!r}; allowed: 'client', 'server'")
     if repeat < 1:
-        raise ConfigError(f"repeat = {repeat!r} must be a whole number from 1 on")
+        raise ConfigError(f"repeat = {repeat!r} must be a whole number, 1 or more")
     if isinstance(target, Path):
         target = str(target)
     if isinstance(proof, Proof):
@@ -60,7 +62,7 @@ def open_target(
     tracking_uri: str | None = None,
     **server: Any,
 ) -> Target:
-    """Open what is verified, by its kind.
+    """Open a server, folder, file, registered version or object, by its kind.
 
     Raises:
         RayembedError: as the openers of `servers` and `loaded`.
@@ -98,7 +100,8 @@ def proof_of(model: str | Path, tracking_uri: str | None = None, *, make: bool =
         return known
     if not make:
         raise ConfigError(
-            f"{str(model)!r} has no proof of its own; name the model that it should be (--proof)"
+            f"{str(model)!r} has no proof (reference vectors) of its own; name the model that it "
+            "is a copy of (--proof)"
         )
     from rayembed.models.loading.files import weights_fingerprint
     from rayembed.models.loading.load import load_model

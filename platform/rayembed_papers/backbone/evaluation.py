@@ -180,7 +180,7 @@ def _do(groups: Sequence[Sequence[Trial]], scores: BackboneScores) -> None:
         if not left:
             return
         total = sum(map(len, by_name.values()))
-        logger.info("%d of %d trials to run, of %s", len(left), total, ", ".join(by_name))
+        logger.info("%s: %d of %d trials to run", ", ".join(by_name), len(left), total)
         connect()
         scores.failed |= run_trials(left, scores.run.placement, partial(_when_done, by_name))
 

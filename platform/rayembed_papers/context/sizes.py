@@ -70,7 +70,13 @@ def scores_by_size(
     wanted = [(draw, size) for draw in range(draws) for size in sizes if size or not draw]
     for number, (draw, size) in enumerate(wanted, start=1):
         seed = CONTEXT_SEED + draw
-        logger.info("%d context documents, draw %d (%d of %d)", size, draw + 1, number, len(wanted))
+        logger.info(
+            "measuring %d context documents, random draw %d (%d of %d)",
+            size,
+            draw + 1,
+            number,
+            len(wanted),
+        )
         meta = model_meta(
             name,
             f"{weights}-{decided(made, prompts, {'context': [size, seed]})[:8]}",

@@ -19,7 +19,7 @@ from rayembed.pipeline.storage import absolute_storage
 if TYPE_CHECKING:
     from rayembed_papers.directions.catalogue import Direction
     from rayembed_papers.directions.measure import ClaimTask, Results
-    from rayembed_papers.directions.report import Finding
+    from rayembed_papers.directions.report import ClaimResult
 
 logger = logging.getLogger(__name__)
 
@@ -101,14 +101,14 @@ def _measured(
 
 def _findings(
     directions: "Sequence[Direction]", seeds: Sequence[int], results: "Results"
-) -> "list[Finding]":
+) -> "list[ClaimResult]":
     from rayembed_papers.directions.measure import differences
     from rayembed_papers.directions.report import finding
 
     return [finding(one, differences(one, seeds, results), len(seeds)) for one in directions]
 
 
-def _followed_up(found: "Sequence[Finding]") -> "list[Direction]":
+def _followed_up(found: "Sequence[ClaimResult]") -> "list[Direction]":
     """Return each reversed claim once for each likely cause, with runs that exclude the cause."""
     from rayembed_papers.directions.catalogue import followed_up
 
@@ -126,7 +126,7 @@ def _report(args: argparse.Namespace, results: "Results", context: JobContext) -
     name = f"directions-{args.seeds}-seeds{size}"
     found = _findings(_all(args), seeds, results)
 
-    def tables_of(some: "Sequence[Finding]") -> list[Table]:
+    def tables_of(some: "Sequence[ClaimResult]") -> list[Table]:
         tables = [findings_table(some, f"Claims of the papers, {len(seeds)} seeds")]
         if causes := _followed_up(some):
             title = "Why some are reversed here: the same claims where a likely cause does not act"
@@ -151,7 +151,7 @@ def _text(tables: Sequence[Table]) -> str:
     return "\n".join(f"## {table.title}\n\n{show(table, 'markdown')}" for table in tables)
 
 
-def _track(name: str, files: Sequence[Path], found: "Sequence[Finding]", storage: str) -> None:
+def _track(name: str, files: Sequence[Path], found: "Sequence[ClaimResult]", storage: str) -> None:
     """Log the report to MLflow; print a message if MLflow does not answer."""
     from rayembed.config.document import fingerprint
     from rayembed.errors import TrackingError

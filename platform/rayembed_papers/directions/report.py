@@ -14,7 +14,7 @@ from rayembed_papers.directions.measure import short_name
 
 
 @dataclass(frozen=True)
-class Finding:
+class ClaimResult:
     """Measured result of a claim: both runs' scores and their difference."""
 
     direction: Direction
@@ -37,16 +37,18 @@ class Finding:
         return self.apart.verdict(-NOTHING if self.direction.costs_nothing else 0.0)
 
 
-def finding(direction: Direction, scores: Mapping[int, tuple[float, float]], seeds: int) -> Finding:
+def finding(
+    direction: Direction, scores: Mapping[int, tuple[float, float]], seeds: int
+) -> ClaimResult:
     """Compare both runs' scores by seed; `seeds` is the number of requested ones."""
     if not scores:
-        return Finding(direction, None, None, None, seeds)
+        return ClaimResult(direction, None, None, None, seeds)
     better, worse = zip(*scores.values(), strict=True)
     apart = difference([one - other for one, other in scores.values()])
-    return Finding(direction, statistics.mean(better), statistics.mean(worse), apart, seeds)
+    return ClaimResult(direction, statistics.mean(better), statistics.mean(worse), apart, seeds)
 
 
-def findings_table(findings: Sequence[Finding], title: str) -> Table:
+def findings_table(findings: Sequence[ClaimResult], title: str) -> Table:
     """Tabulate each claim; scores and differences in percent, runs named without their seeds."""
     rows = [
         [
@@ -76,13 +78,13 @@ _SCORED: Mapping[tuple[str, ...], str] = {
 """Names of the tasks whose mean is compared."""
 
 
-def notes_of(findings: Sequence[Finding]) -> str:
+def notes_of(findings: Sequence[ClaimResult]) -> str:
     """Collect the notes to print with the table, one line for each claim with a note."""
     directions = [one.direction for one in findings if one.direction.note]
     return "".join(f"- {one.claim}: {one.note}\n" for one in directions)
 
 
-def findings_plot(findings: Sequence[Finding], path: Path) -> None:
+def findings_plot(findings: Sequence[ClaimResult], path: Path) -> None:
     """Write a PNG of the differences with their intervals, and the papers'
     differences as crosses.
     """

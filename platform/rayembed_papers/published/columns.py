@@ -67,7 +67,9 @@ def published(model: str, benchmark: str, lines: Sequence[Line]) -> Column:
 
 
 def _key(line: Line) -> tuple[str, str]:
-    """Return the task and language under which papers report the score of a line."""
+    """Return the task and language under which papers report the score of a row of the result
+    table.
+    """
     return line.task, line.language
 
 

@@ -169,8 +169,8 @@ def draw_rows(
     config: PlanConfig,
     place: Callable[[np.ndarray, np.ndarray], None],
 ) -> Draws:
-    """Draw the rows of all steps by the stage's batching policy, and report each through
-    `place`.
+    """Draw the rows of all steps by the stage's batching policy, and call `place` for each
+    row.
 
     Args:
         place: takes (G,) int64 row numbers of each step, that count through the parts of all data

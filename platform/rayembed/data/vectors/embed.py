@@ -83,7 +83,7 @@ class Vectors:
     """Fingerprint of the teacher's weights."""
 
     def texts(self, part: Part) -> PartTexts:
-        """Load the index of the part's texts; raises the errors of `queries`."""
+        """Load the index of the part's texts; raises the same errors as `queries`."""
         loaded = read_copied(self.path(part, _LAST), load_arrays)
         return PartTexts(**{name: loaded[name] for name in PartTexts.__dataclass_fields__})
 
@@ -123,8 +123,8 @@ class Vectors:
         save_arrays(self.path(part, _LAST), **vars(texts))
 
     def given(self, part: Part) -> np.ndarray:
-        """Load the (G, D) float16 unit vectors of the distinct hard negatives that the rows
-        bring.
+        """(G, D) float16 unit vectors of the distinct hard negatives that come with the
+        rows.
 
         Raises as `queries`.
         """

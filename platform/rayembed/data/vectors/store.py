@@ -189,9 +189,8 @@ def _finish(
     )
     copied, embedded = (sum(result[name] for result in results) for name in ("copied", "embedded"))
     log.info(
-        "teacher vectors of stage %s by %s: %s queries, %s documents, %d wide; of the texts that "
-        "are neither query nor positive of a row, the vectors of %s were copied from mining and "
-        "%s were embedded",
+        "teacher vectors of stage %s by %s: %s queries, %s documents, %d wide; vectors of "
+        "hard negatives: %s copied from mining, %s embedded",
         *(writer.dataset, teacher.teacher.partition("?")[0]),
         *(f"{made.manifest['texts'][role]:,}" for role in ROLES),
         made.manifest["width"],

@@ -238,8 +238,8 @@ def check_default_prompt(folder: Path, stated: Stated, document: str) -> None:
     if stated.default_prompt not in ("", document):
         raise ArtifactError(
             f"{str(folder / 'config_sentence_transformers.json')!r} has a default_prompt_name "
-            f"with the prompt {stated.default_prompt!r} for texts without a role; in rayembed such "
-            f"texts are documents, with the prompt {document!r}: "
+            f"with the prompt {stated.default_prompt!r} for texts without a role, but rayembed "
+            f"embeds these as documents, with the prompt {document!r}: "
             f"{_ADVICE} to default_prompt_name=null"
         )
 

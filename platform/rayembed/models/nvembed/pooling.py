@@ -247,8 +247,8 @@ def build_latent_attention(config: LatentAttentionPooling, hidden_size: int) -> 
     check_heads(hidden_size, config.num_heads)
     if config.head_dim not in (None, hidden_size // config.num_heads):
         raise ConfigError(
-            f"model.pooling.head_dim is {config.head_dim}, but in the paper's form "
-            f"{config.num_heads} heads split the hidden size {hidden_size}: set it to null"
+            f"model.pooling.head_dim={config.head_dim} does not fit pooling as in the paper, whose "
+            f"{config.num_heads} heads split the hidden size {hidden_size}: set head_dim to null"
         )
     return PaperLatentAttention(
         hidden_size,

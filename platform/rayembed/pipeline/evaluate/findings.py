@@ -77,7 +77,9 @@ class ComparedModels:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a kind of finding says about scores; all parts may be empty."""
+    """Result of one analysis of finished scores: its table, lines, metrics and files; each may be
+    empty.
+    """
 
     table: Table | None = None
     lines: tuple[str, ...] = ()
@@ -104,7 +106,8 @@ class Finding:
 def make_findings(
     subject: ScoredModels | ComparedModels, names: Iterable[str] | None
 ) -> tuple[Finding, ...]:
-    """Make the findings and write their files; one that fails says so in a line.
+    """Run the analyses of scores and write their files; for one that fails, the report has a line
+    with the error instead.
 
     Args:
         names: of the findings; None: all that are installed.

@@ -37,7 +37,7 @@ def with_fitting_tasks(run: Run, held_out: Sequence[HeldOutSet]) -> Run:
     if not of_sample:
         if not (evaluation.benchmarks or evaluation.tasks or len(evaluation.own_sets) > len(names)):
             logger.info(
-                "evaluation.guard has no general tasks, so it judges models by own data alone"
+                "evaluation.guard has no general tasks, so it judges models by your own data alone"
             )
         return run
     language = _language(of_sample[0], own)

@@ -100,8 +100,8 @@ class RunScorer:
         return scored
 
     def _has_rows(self, key: ScoreKey) -> bool:
-        """Whether the run has rows beside this model: the untrained one, the last stage's or one of
-        its mixtures.
+        """Whether rows of BM25 and hybrid search are scored beside this model: the untrained one,
+        the last stage's or one of its mixtures.
         """
         run = self._run
         plain = key == ScoreKey(key.stage, share=key.share)

@@ -177,7 +177,7 @@ def send_metrics(run: NamedRun, context: JobContext) -> None:
 
 
 def base_run(recipe: str) -> Run:
-    """Return the run of a recipe's name, or read it from a YAML file.
+    """Return the run of the recipe with this name, or read a run from a YAML file.
 
     Raises:
         ConfigError: no such recipe, or a file that is no run.

@@ -45,8 +45,8 @@ def checkpoint_name(step: int) -> str:
 
 
 def repair_checkpoint_list(folder: str) -> bool:
-    """Make Ray Train's list name exactly the complete checkpoints, and remove the others; return
-    whether listed ones were damaged.
+    """Rewrite Ray Train's list so that it has exactly the complete checkpoints, and delete the
+    incomplete ones; return whether a listed one was incomplete.
 
     Afterwards the folder holds whole checkpoints alone, and the list names all of them: also those
     that were whole when Train was killed, before it could list them. What else a killed worker left

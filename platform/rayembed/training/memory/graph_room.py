@@ -137,8 +137,8 @@ class GraphRoom:
     def keeps_graphs(
         self, forward: Callable[[], Any], measured: int, tokens: Tokens, *, several: bool = True
     ) -> bool:
-        """Choose a step's strategy by memory and set the layers to recompute; return whether all
-        graphs are kept.
+        """Choose by free memory whether a step keeps the autograd graphs of all micro-batches, and
+        which layers it recomputes; return whether it keeps all.
 
         Args:
             forward: the pass of the longest texts.

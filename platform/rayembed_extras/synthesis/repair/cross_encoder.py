@@ -72,7 +72,7 @@ class CrossEncoderJudge(CrossEncoder, Judge):
         return {**settings, "model": fingerprint(self.model)}
 
     def ready(self, work: JudgeWork) -> ScoreNegatives:
-        """Resolve the number type; each worker process then loads the model."""
+        """Choose the number type; each worker process loads the model later, by itself."""
         weights = work.context.teacher_loader.fingerprint(self.model)
         return ScoreNegatives(work.writer.settled(work.context, self), weights)
 

@@ -16,7 +16,7 @@ DOCUMENTS_AT_ONCE = 8192
 
 
 @dataclass
-class PartTexts:
+class TaskPart:
     """Texts of one split and subset of a task."""
 
     split: str
@@ -46,7 +46,7 @@ class PartTexts:
         return list(self.documents["id"])
 
 
-def task_texts(task: Any) -> Iterator[PartTexts]:
+def task_texts(task: Any) -> Iterator[TaskPart]:
     """Load a fresh task's data and yield the texts of each evaluated split and subset; the data are
     released at the end.
 
@@ -67,16 +67,16 @@ def task_texts(task: Any) -> Iterator[PartTexts]:
     task.unload_data()
 
 
-def _of_retrieval(task: Any, data: Mapping[str, Any], split: str, subset: str) -> PartTexts:
+def _of_retrieval(task: Any, data: Mapping[str, Any], split: str, subset: str) -> TaskPart:
     texts = dict(zip(data["queries"]["id"], data["queries"]["text"], strict=True))
     judged = data["relevant_docs"]
     names = sorted(name for name in judged if name in texts)
     positives = [[d for d, grade in judged[name].items() if grade > 0] for name in names]
     queries: list[tuple[str, ...]] = [(" ".join(_flat(texts[name])),) for name in names]
-    return PartTexts(split, subset, names, queries, documents=data["corpus"], positives=positives)
+    return TaskPart(split, subset, names, queries, documents=data["corpus"], positives=positives)
 
 
-def _of_rows(task: Any, rows: Any, split: str, subset: str) -> PartTexts:
+def _of_rows(task: Any, rows: Any, split: str, subset: str) -> TaskPart:
     if isinstance(task, AbsTaskClassification):
         columns = [task.input_column_name]
     else:
@@ -94,7 +94,7 @@ def _of_rows(task: Any, rows: Any, split: str, subset: str) -> PartTexts:
     items = [tuple(chain(*map(_flat, row))) for row in zip(*cells, strict=True)]
     if labels is None and any(len(item) > len(cells) for item in items):
         items = [(text,) for item in items for text in item]  # a set of texts in a row
-    return PartTexts(split, subset, [str(n) for n in range(len(items))], items, labels)
+    return TaskPart(split, subset, [str(n) for n in range(len(items))], items, labels)
 
 
 def _flat(value: Any) -> Iterator[str]:
