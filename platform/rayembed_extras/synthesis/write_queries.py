@@ -230,7 +230,8 @@ class _Writing:
         check_failed(share, self.setting, of, self.documents, self.failed, repr(self.shown))
         if not self.parts:
             raise DataError(
-                f"data set {self.dataset.name!r}: the language model wrote no usable query for {name!r}"
+                f"data set {self.dataset.name!r}: the language model wrote no usable query for "
+                f"{name!r}"
             )
 
 
