@@ -96,8 +96,14 @@ def test_what_only_the_hub_knows_is_not_known():
 
 def test_adapters_on_layers_that_the_backbone_lacks_are_refused():
     run = override(get_recipe("biencoder"), ["model.lora={}"])
-    with pytest.raises(ConfigError, match=r"has no such layers; it has .*query"):
+    has = (
+        "'q_proj', but the model has no linear .*; its linear layers: dense, key, query, value\\. "
+    )
+    with pytest.raises(ConfigError, match=has):
         model_size(run.model)
+    run = override(run, ["model.lora.target_modules=[query, q_proj]"])
+    with pytest.raises(ConfigError, match="'q_proj'"):
+        model_size(run.model)  # as the training refuses it
     run = override(run, ["model.lora.target_modules=[query, value]"])
     assert model_size(run.model).trainable == 16 * 6 * 2 * (384 + 384)
 

@@ -290,15 +290,9 @@ def _adapter_parameters(part: Any, lora: LoraConfig, setting: str) -> int:
     """Count the parameters of the LoRA matrices A (rank, in) and B (out, rank) of all adapted
     layers.
     """
-    shapes: dict[str, list[int]] = {}
-    for name, module in part.named_modules():
-        weight = getattr(module, "weight", None)
-        if weight is not None and weight.ndim == 2 and not name.startswith("pooler."):
-            shapes.setdefault(name.rpartition(".")[2], []).append(sum(weight.shape))
-    missing = [target for target in lora.target_modules if target not in shapes]
-    if len(missing) == len(lora.target_modules):
-        raise ConfigError(
-            f"{setting}.target_modules {list(lora.target_modules)}: the model has no such layers; "
-            f"it has {', '.join(sorted(shapes))}. Name some of them, or set {setting}=null"
-        )
-    return lora.rank * sum(sum(shapes.get(target, [])) for target in lora.target_modules)
+    from rayembed.models.adapters.lora import check_targets, linear_layers
+
+    layers = linear_layers(part)
+    check_targets(lora, layers, setting=setting)
+    adapted = (layer for target in set(lora.target_modules) for layer in layers[target])
+    return lora.rank * sum(layer.in_features + layer.out_features for layer in adapted)

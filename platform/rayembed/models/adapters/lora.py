@@ -1,5 +1,6 @@
 """Low-rank adapters: add them to a backbone, and merge them for export or use."""
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -30,21 +31,11 @@ def add_lora(backbone: nn.Module, config: LoraConfig, *, setting: str) -> None:
 
     from rayembed.models.adapters.adapted_linear import AdaptedLinear
 
-    linear = {
-        name.rpartition(".")[2]
-        for name, module in backbone.named_modules()
-        if isinstance(module, nn.Linear) and not name.startswith("pooler.")
-    }
+    check_targets(config, linear_layers(backbone), setting=setting)
     pooled = any(
         name.startswith("pooler.") and name.rpartition(".")[2] in config.target_modules
         for name, _ in backbone.named_modules()
     )
-    for target in config.target_modules:
-        if target not in linear:
-            raise ConfigError(
-                f"{setting}.target_modules names {target!r}, but the model has no linear layer of "
-                f"that name; {nearest(target, linear)} (all: {', '.join(sorted(linear))})"
-            )
     adapters = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
@@ -56,6 +47,32 @@ def add_lora(backbone: nn.Module, config: LoraConfig, *, setting: str) -> None:
     peft.inject_adapter_in_model(adapters, backbone, adapter_name=_ADAPTER)
     for name, parameter in backbone.named_parameters():
         parameter.requires_grad_("lora_" in name)
+
+
+def linear_layers(backbone: nn.Module) -> dict[str, list[nn.Linear]]:
+    """Group the linear layers that may get adapters by the last part of their names."""
+    layers: dict[str, list[nn.Linear]] = {}
+    for name, module in backbone.named_modules():
+        if isinstance(module, nn.Linear) and not name.startswith("pooler."):
+            layers.setdefault(name.rpartition(".")[2], []).append(module)
+    return layers
+
+
+def check_targets(config: LoraConfig, layers: Collection[str], *, setting: str) -> None:
+    """Check that each name in `target_modules` is a linear layer's.
+
+    Raises:
+        ConfigError: one is not; lists the names that are.
+    """
+    for target in config.target_modules:
+        if target not in layers:
+            close = nearest(target, layers)
+            hint = f" ({close})" if close.startswith("did") else ""
+            raise ConfigError(
+                f"{setting}.target_modules names {target!r}, but the model has no linear layer of "
+                f"that name{hint}; its linear layers: {', '.join(sorted(layers))}. Name some of "
+                f"them: {setting}.target_modules=[…]"
+            )
 
 
 @torch.no_grad()
