@@ -391,5 +391,11 @@ def test_versions_that_are_not_there_are_told_with_those_that_are(client):
         get_version(client, parse_reference(f"models:/{NAME}/7"))
     with pytest.raises(ArtifactError, match="has no alias 'champoin'"):
         get_version(client, parse_reference(f"models:/{NAME}@champoin"))
+    for alias, told in {
+        "candidate": f"keeps its start.*take models:/{NAME}/3, or .*evaluation.guard.take=1",
+        "previous": f"rayembed register --model models:/{NAME}/3 --promote",
+    }.items():
+        with pytest.raises(ArtifactError, match=rf"aliases champion \(version 1\)\. .*{told}"):
+            get_version(client, parse_reference(f"models:/{NAME}@{alias}"))
     with pytest.raises(ArtifactError, match="no registered model 'none'"):
         get_version(client, parse_reference("models:/none/1"))

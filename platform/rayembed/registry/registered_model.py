@@ -19,6 +19,7 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.config.credentials import check_address
 from rayembed.config.run import Run
 from rayembed.errors import ArtifactError, ConfigError, TrackingError
+from rayembed.registry.aliases import CANDIDATE, CHAMPION, PREVIOUS
 from rayembed.registry.gates import summary
 from rayembed.registry.mlflow_run import (
     METRICS_PER_BATCH,
@@ -110,8 +111,22 @@ def get_version(client: Any, reference: ModelReference) -> Any:
     asked = f"alias {reference.alias!r}" if reference.alias else f"version {reference.number}"
     raise ArtifactError(
         f"the registered model {name!r} has no {asked}; it has the versions {numbers} and the "
-        f"aliases {told or 'none'}"
+        f"aliases {told or 'none'}{_advice(reference, numbers[-1])}"
     )
+
+
+def _advice(reference: ModelReference, newest: int) -> str:
+    """Sentence that says why a model may lack one of rayembed's aliases, and what to do."""
+    newest_version = f"{SCHEME}{reference.name}/{newest}"
+    if reference.alias == CANDIDATE:
+        return (
+            ". The guard of a run that keeps its start, and a registration without scores, set no "
+            f"{CANDIDATE}: take {newest_version}, or run the training again with "
+            "--set evaluation.guard.take=1, which takes the trained model"
+        )
+    if reference.alias in (CHAMPION, PREVIOUS):
+        return f". Only promotions set it: rayembed register --model {newest_version} --promote"
+    return ""
 
 
 def pinned_reference(reference: str, tracking_uri: str | None) -> str:
