@@ -113,6 +113,13 @@ def test_of_two_revisions_it_asks_for_one(results, tmp_path, capsys):
     assert code == 0
     assert "+25.00" in out
     assert "whole@fff999" in out
+    both = (*base, "--models", "whole@fff,whole@abc", "--baseline")
+    for name in ("rayembed/whole@abc123", "rayembed/whole@abc", "whole@a*", "Whole@abc"):
+        code, out, _ = run(capsys, *both, name)
+        assert (code, "+25.00" in out) == (0, True), name
+    code, _, err = run(capsys, *both, "rayembed/whole")
+    assert code == 2
+    assert "chooses 2 of the compared models; name one of whole@fff999, whole@abc123" in err
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def compare_models(
         priced = [replace(column.cost, price_per_hour=price) for column in columns]
         columns = [replace(c, cost=cost) for c, cost in zip(columns, priced, strict=True)]
     columns += in_print.columns(benchmark, lines)
-    comparison = compare(benchmark, lines, columns, asked.baseline)
+    comparison = compare(benchmark, lines, columns, _baseline(asked.baseline, labelled))
     written = write_comparison(comparison, asked.output)
     folders = {label: _folders(model) for label, (model, _) in labelled.items()}
     own_sets = {str(own["name"]): str(own["path"]) for own in asked.own_set}
@@ -195,6 +195,24 @@ def choose(stored: Sequence[StoredModel], wanted: Sequence[str]) -> list[StoredM
             raise ConfigError(f"--models: no results of {name!r}; {nearest(name, known)}")
         chosen |= dict.fromkeys(found)
     return list(chosen)
+
+
+def _baseline(wanted: str | None, labelled: Mapping[str, tuple[StoredModel, object]]) -> str | None:
+    """Label of the compared model that a name or glob of `--models` chooses; another name is
+    returned as it is.
+
+    Raises:
+        ConfigError: it chooses several models.
+    """
+    if wanted is None or wanted in labelled:
+        return wanted
+    chosen = [label for label, (model, _) in labelled.items() if _matches(model, wanted)]
+    if len(chosen) > 1:
+        raise ConfigError(
+            f"--baseline: {wanted!r} chooses {len(chosen)} of the compared models; name one of "
+            f"{', '.join(chosen)}"
+        )
+    return chosen[0] if chosen else wanted
 
 
 def _matches(model: StoredModel, wanted: str) -> bool:
@@ -335,8 +353,8 @@ COMPARISON_OPTIONS = (
     ),
     option(
         "--baseline NAME",
-        "model from which differences are taken; default: the first one in print, else the first "
-        "model",
+        "model from which differences are taken, named as for --models; default: the first one in "
+        "print, else the first model",
     ),
     option(
         "--output FOLDER",
