@@ -17,6 +17,7 @@ from rayembed.evaluation.tables import UNTRAINED, ScoreKey
 from rayembed.pipeline.evaluate.general_tasks import other_language, with_fitting_tasks
 from rayembed.pipeline.evaluate.guard import judge
 from rayembed.pipeline.register.licences import data_licences
+from rayembed.pipeline.run import dry_run
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.recipes.sample import LANGUAGE_CODES, TASK_NAMES
 from rayembed_extras.wikipedia_sample.references import parse_reference
@@ -142,6 +143,12 @@ def test_a_verdict_says_where_general_tasks_are_in_another_language(
     verdict = judge(run, scores, told)
     bare = judge(run, scores)
     assert verdict.summary == bare.summary + (f" ({told})" if told else "")
+    for number, few in {199: "own data has only 199 queries", 200: ""}.items():
+        scores[UNTRAINED].queries = {"mine": [[0.5] * (number - 9), [0.5] * 9], "other": [[0.5]]}
+        said = judge(run, scores, told).summary.removeprefix(bare.summary)
+        assert few in said
+        assert bool(said) == bool(few or told)
+        assert told in said
 
 
 @pytest.mark.parametrize("changes", [{"named": "&language=en"}, {"guard": "null"}])
@@ -174,3 +181,15 @@ def test_an_own_set_with_the_name_of_a_task_is_refused():
 def test_the_licence_of_the_samples_texts_is_known():
     run = get_recipe("nvembed-quickstart")
     assert data_licences(run) == {dataset.name: "cc-by-sa-4.0" for dataset in run.data.datasets}
+
+
+@pytest.mark.parametrize("changes", [{}, {"named": "&language=en"}, {"guard": "null"}])
+def test_a_dry_run_says_which_tasks_the_run_chooses_among(tmp_path, changes):
+    run, after = fitted(tmp_path, "fra-Latn", **changes)
+    chosen = [own.name for own in run.evaluation.own_sets if own not in after.evaluation.own_sets]
+    said = dry_run._scores(run)
+    assert "WikiSentenceRetrieval" in said
+    assert ("with your data's language and kind" in said) == bool(chosen)
+    _, _, among = said.partition("those of ")
+    assert [name for name in chosen if name not in among] == []
+    assert "mine" not in among

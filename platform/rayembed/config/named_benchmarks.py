@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl
 from rayembed.config.evaluation import EvaluationRun
 from rayembed.config.own_sets import OwnSet, Scores
 from rayembed.config.run import Run
+from rayembed.config.run_evaluation import own_sets_of
 from rayembed.config.settings import SettingsT, changed, nearest, parse
 from rayembed.config.table import entry_points, from_outside
 from rayembed.errors import ConfigError
@@ -178,6 +179,24 @@ def named_benchmarks() -> tuple[NamedBenchmark, ...]:
 def benchmark_of(reference: str) -> NamedBenchmark | None:
     """Look up the benchmark whose prefix a file's reference has; None for other files."""
     return next((b for b in named_benchmarks() if reference.startswith(b.prefix)), None)
+
+
+def sets_to_choose(run: Run) -> tuple[OwnSet, ...]:
+    """Evaluation sets of which the guard takes those in the language and of the kind of the user's
+    own data; empty without a guard.
+
+    Sets that name a language, and sets of the user's own, are not among them.
+    """
+    if run.evaluation.guard is None:
+        return ()
+    own = own_sets_of(run.evaluation.guard, run.evaluation)
+    return tuple(
+        one
+        for one in run.evaluation.own_sets
+        if one.name not in own
+        and (benchmark := benchmark_of(one.path)) is not None
+        and benchmark.in_language(one, "") is None
+    )
 
 
 def tokens_of_sets(sets: Iterable[OwnSet]) -> float:

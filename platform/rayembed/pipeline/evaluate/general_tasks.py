@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from rayembed.config.named_benchmarks import benchmark_of
+from rayembed.config.named_benchmarks import benchmark_of, sets_to_choose
 from rayembed.config.own_sets import OwnSet, RetrievalSet
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import GuardConfig, own_sets_of
@@ -27,13 +27,7 @@ def with_fitting_tasks(run: Run, held_out: Sequence[HeldOutSet]) -> Run:
         return run
     names = own_sets_of(guard, evaluation)
     own = _own(run, held_out)
-    of_sample = [
-        one
-        for one in evaluation.own_sets
-        if one.name not in names
-        and (found := benchmark_of(one.path)) is not None
-        and found.in_language(one, "") is None
-    ]
+    of_sample = sets_to_choose(run)
     if not of_sample:
         if not (evaluation.benchmarks or evaluation.tasks or len(evaluation.own_sets) > len(names)):
             logger.info(

@@ -42,6 +42,10 @@ _LEAST_OF_BEST = 0.8
 """Share of the best own gain below which no smaller loss makes up for the rest: with few queries
 half the gain may be within noise."""
 
+_FEW_QUERIES = 200
+"""Own queries below which the verdict says that they are few: of 200, a paired bootstrap sees a
+true gain of two points in every third or second case (docs/baselines.md)."""
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -100,7 +104,7 @@ class Verdict:
     kept: ScoreKey
     """Chosen model; `UNTRAINED` if no candidate is better than the base."""
     note: str = ""
-    """Remark on the general gains for readers; may be empty."""
+    """Remark on the gains for readers; may be empty."""
 
     @property
     def summary(self) -> str:
@@ -292,14 +296,26 @@ def judge(run: Run, scores: Mapping[ScoreKey, ModelScores], note: str = "") -> V
     """Compare a run's models and decide which one to keep; None without a guard.
 
     Args:
-        note: what a reader of its general gains should know.
+        note: what a reader of its gains should know.
     """
     guard = run.evaluation.guard
     if guard is None:
         return None
     models = {k: scored for k, scored in scores.items() if k == ScoreKey(k.stage, share=k.share)}
     trained = ScoreKey(run.stages[-1].name)
-    return replace(verdict(models, trained, own_tasks(run), guard), note=note)
+    own = own_tasks(run)
+    few = _few_queries(scores[UNTRAINED], own)
+    note = "; ".join(part for part in (few, note) if part)
+    return replace(verdict(models, trained, own, guard), note=note)
+
+
+def _few_queries(base: ModelScores, own: Collection[str]) -> str:
+    """Remark that own data has few queries; empty if it has enough, or no scores of queries."""
+    parts = [part for task, parts in base.queries.items() if task in own for part in parts]
+    number = sum(map(len, parts))
+    if not 0 < number < _FEW_QUERIES:
+        return ""
+    return f"own data has only {number} queries, too few to show small differences"
 
 
 def own_tasks(run: Run) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from rayembed.config.data import DatasetConfig
 from rayembed.config.document import NamedRun
 from rayembed.config.held_out import held_out_set
 from rayembed.config.idle import idle_settings
+from rayembed.config.named_benchmarks import sets_to_choose
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
@@ -163,12 +164,16 @@ def _scores(run: Run) -> str:
     if not run.takes_scores:
         return "none: no tasks are named, and nothing is held out"
     evaluation = run.evaluation
-    on = [*evaluation.benchmarks, *evaluation.tasks, *(own.name for own in evaluation.own_sets)]
+    open_sets = [own.name for own in sets_to_choose(run)]
+    on = [*evaluation.benchmarks, *evaluation.tasks]
+    on += [own.name for own in evaluation.own_sets if own.name not in open_sets]
     on += [held_out_set(dataset.name) for dataset in run.held_out_datasets]
     models = ["untrained"] if evaluation.before_training else []
     models += [stage.name for stage in run.stages]
     models += [f"{evaluation.num_mixtures} mixtures"] if evaluation.num_mixtures else []
     models += map(_short, evaluation.baselines)
+    if open_sets:
+        on.append(f"those of {', '.join(open_sets)} with your data's language and kind")
     return f"of {', '.join(models)} on {', '.join(on)}"
 
 
