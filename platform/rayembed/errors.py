@@ -87,5 +87,5 @@ def require_packages(what: str, extra: str, *modules: str) -> None:
     if missing:
         raise ConfigError(
             f"{what} needs {', '.join(missing)}, which is not installed: "
-            f"pip install 'rayembed[{extra}]'"
+            f"in the checkout, pip install '.[{extra}]'"
         )

@@ -281,7 +281,7 @@ def test_a_missing_package_is_told_with_its_command(given, monkeypatch):
     for name in ("onnxruntime", "nncf"):
         monkeypatch.delitem(__import__("sys").modules, name, raising=False)
     for way, name in ((Onnx(), "onnxruntime"), (OpenVINO(), "nncf")):
-        with pytest.raises(ConfigError, match=rf"{name}.*pip install 'rayembed\[compress\]'"):
+        with pytest.raises(ConfigError, match=rf"{name}.*pip install '\.\[compress\]'"):
             way.check(given.source("biencoder"))
 
 

@@ -219,7 +219,7 @@ def test_a_package_that_is_missing_is_named_with_its_command(way, package, tmp_p
     folder = save_biencoder(tmp_path / "model")
     found = errors.find_spec
     monkeypatch.setattr(errors, "find_spec", lambda name: None if name == package else found(name))
-    with pytest.raises(ConfigError, match=rf"{package}.*pip install 'rayembed\[compress\]'"):
+    with pytest.raises(ConfigError, match=rf"{package}.*pip install '\.\[compress\]'"):
         way.check(folder)
     with pytest.raises(ConfigError, match="pip install"):
         way.compress(CompressionSource(folder, TEXTS * 20), tmp_path / "small")

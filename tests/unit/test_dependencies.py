@@ -99,5 +99,7 @@ def without(monkeypatch, module):
 def test_what_is_not_installed_is_named_with_its_extra(monkeypatch):
     require_packages("a house", "compress", "ast", "json")
     without(monkeypatch, "json")
-    with pytest.raises(ConfigError, match=r"^a house needs json, .*pip install 'rayembed\[door\]'"):
+    with pytest.raises(
+        ConfigError, match=r"^a house needs json, .*in the checkout, pip install '\.\[door\]'"
+    ):
         require_packages("a house", "door", "ast", "json")

@@ -83,7 +83,7 @@ def test_what_is_not_installed_is_refused_with_its_extra(monkeypatch):
     check_mirrors(run_with("tensorboard").placement.mirrors)
     monkeypatch.setattr("rayembed.errors.find_spec", lambda name: None)
     check_mirrors(())
-    with pytest.raises(ConfigError, match=r"pip install 'rayembed\[wandb\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[wandb\]'"):
         check_mirrors(("wandb",))
 
 

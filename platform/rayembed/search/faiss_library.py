@@ -19,6 +19,6 @@ def require_faiss(what: str) -> Any:
     except ImportError as error:
         raise ConfigError(
             f"{what} need FAISS, which cannot be imported ({error}); install one of its builds: "
-            "pip install 'rayembed[cpu]' or 'rayembed[gpu]'"
+            "in the checkout, pip install '.[cpu]' or '.[gpu]'"
         ) from None
     return faiss

@@ -286,7 +286,7 @@ def check_backbone(folder: Path) -> Any:
     if is_quantised(settings) and find_spec("compressed_tensors") is None:
         raise ArtifactError(
             f"the model in {str(folder)!r} is quantised, but the package compressed-tensors that "
-            "reads it is not installed: pip install 'rayembed[compress]'"
+            "reads it is not installed: in the checkout, pip install '.[compress]'"
         )
     return settings
 
