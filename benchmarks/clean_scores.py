@@ -128,8 +128,8 @@ def on_the_hub(folder, rows):
     from rayembed.data.engine.here import execute_here
     from rayembed.errors import AssetError
     from rayembed.evaluation.benchmarks import benchmark_tasks
-    from rayembed_extras.clean_scores.search import TestTexts
     from rayembed_extras.clean_scores.scored_texts import task_texts
+    from rayembed_extras.clean_scores.search import TestTexts
 
     tasks = benchmark_tasks(BENCHMARK)
     tests, queries, unread = TestTexts(), [], []

@@ -182,8 +182,8 @@ def benchmark_of(reference: str) -> NamedBenchmark | None:
 
 
 def sets_to_choose(run: Run) -> tuple[OwnSet, ...]:
-    """Evaluation sets of which the guard takes those in the language and of the kind of the user's
-    own data; empty without a guard.
+    """Evaluation sets from which the guard takes those that match the user's own data in language
+    and kind; empty without a guard.
 
     Sets that name a language, and sets of the user's own, are not among them.
     """
