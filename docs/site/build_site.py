@@ -20,6 +20,9 @@ ROOT = HERE.parents[1]
 FOLDERS = ("docs", "cluster", "benchmarks", "examples")
 PAGES = ("README.md", "CONTRIBUTING.md", *(f"{folder}/**/*.md" for folder in FOLDERS))
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+LOG = "benchmarks/log"
+UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
+"""Front matter that keeps a page out of the site's search."""
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 
 
@@ -41,7 +44,8 @@ def build(folder: Path) -> Path:
     _write(reference / "commands.md", commands_reference.page())
     _write(reference / "python.md", python_reference.page())
     for page in staged.rglob("*.md"):
-        _write(page, _with_site_links(page, staged))
+        unsearched = UNSEARCHED if page.is_relative_to(staged / LOG) else ""
+        _write(page, unsearched + _with_site_links(page, staged))
     shutil.copy(HERE / "extra.css", staged)
     shutil.copy(HERE / "zensical.toml", folder)
     command = [str(Path(sys.executable).with_name("zensical")), "build", "--strict", "--clean"]

@@ -1,5 +1,6 @@
 """The documentation as a site: every page is built, no link is dead, every setting is there."""
 
+import json
 import re
 
 import build_site
@@ -35,6 +36,14 @@ def test_no_setting_of_the_reference_is_without_a_type_and_pages_ask_no_other_ho
         assert [row for row in rows if "~" in row[1] or "<class" in row[1]] == []
     html = (site / "html" / "index.html").read_text()
     assert "fonts.googleapis.com" not in html
+
+
+def test_a_search_finds_guides_and_not_the_log_of_experiments(site):
+    items = json.loads((site / "html" / "search.json").read_text())["items"]
+    found = {item["location"].partition("#")[0] for item in items}
+    assert {"docs/faults.html", "benchmarks/index.html"} <= found
+    assert [page for page in found if page.startswith("benchmarks/log/")] == []
+    assert (site / "html" / "benchmarks" / "log" / "2026-11-30.html").exists()
 
 
 def test_a_dead_link_fails_the_build(tmp_path, monkeypatch):
