@@ -71,3 +71,14 @@ def test_what_stands_in_the_title_alone_is_found():
     queries = Dataset.from_dict({"id": names, "text": [f"where is {name}" for name in names]})
     found = found_by(Bm25(), {"corpus": corpus, "queries": queries}, TASK)
     assert [next(iter(documents)) for documents in found.values()] == names
+
+
+def test_of_documents_without_a_word_none_is_found():
+    corpus = Dataset.from_dict({"id": ["a", "b"], "text": ["…", "the"]})
+    queries = Dataset.from_dict({"id": ["q", "r"], "text": ["fox", "…"]})
+    model = Bm25()
+    assert found_by(model, {"corpus": corpus, "queries": queries}, TASK) == {"q": {}, "r": {}}
+    assert (model.cost.documents, model.cost.bytes_per_document) == (2, 0)
+    ranked = {"q": ["b", "a"], "r": ["a"]}
+    found = model.search(queries, task_metadata=TASK.metadata, top_k=10, top_ranked=ranked)
+    assert found == {"q": {"b": 0.0, "a": 0.0}, "r": {"a": 0.0}}

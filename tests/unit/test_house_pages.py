@@ -216,7 +216,7 @@ def test_settings_in_prose_are_those_of_a_recipe_or_a_job():
     assert missing == set()
 
 
-TRAINING = ("python", "documents", "distillation")
+TRAINING = ("python", "documents")
 
 
 @pytest.mark.parametrize("page", TRAINING)
@@ -338,7 +338,14 @@ def test_openais_client_gets_what_the_page_of_serving_asks_for(tmp_path, monkeyp
         names = {"texts": TEXTS, "numpy": np}
         for text in python_of(PAGES["serving"]):
             exec(text, names)
-    assert names["stored"].shape == (len(TEXTS), 32)
-    query = np.array(names["query"].data[0].embedding)
+
+        def vectors(role, texts, kind):
+            ask = {"model": f"name:{role}", "input": texts, "encoding_format": kind}
+            found = names["client"].embeddings.create(**ask).data
+            return np.array([item.embedding for item in found])
+
+        stored = vectors("document", TEXTS, "ubinary").astype(np.uint8)
+        (query,) = vectors("query", ["what do foxes eat"], "float")
+    assert stored.shape == (len(TEXTS), 32)
     int8 = np.round(127 * encode(model, TEXTS, role="document")).astype(np.int8)
-    assert len(names["search"](query, names["stored"], int8)) == 10
+    assert len(names["search"](query, stored, int8)) == 10

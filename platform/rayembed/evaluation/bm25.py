@@ -41,9 +41,12 @@ class Bm25:
         """Index a corpus by the title and text of each document, as models embed them."""
         began = time.perf_counter()
         self._ids = list(corpus["id"])
-        self._index = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
-        self._index.index(_words(list(all_documents(corpus))), show_progress=False)
-        size = sum(array.nbytes for array in _arrays(self._index))
+        words = _words(list(all_documents(corpus)))
+        self._index, size = None, 0
+        if words.vocab:  # bm25s takes no corpus without a word
+            self._index = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
+            self._index.index(words, show_progress=False)
+            size = sum(array.nbytes for array in _arrays(self._index))
         seconds = time.perf_counter() - began
         self.cost += Cost(len(self._ids), seconds, size / max(1, len(self._ids)))
 
@@ -62,6 +65,8 @@ class Bm25:
         """
         depth = len(self._ids) if top_ranked else min(top_k, len(self._ids))
         ids = list(queries["id"])
+        if self._index is None:
+            return {query: dict.fromkeys((top_ranked or {}).get(query, ()), 0.0) for query in ids}
         texts = query_texts(queries, task_metadata, num_proc)
         found, scores = self._index.retrieve(_words(texts), k=depth, show_progress=False)
         results: dict[str, dict[str, float]] = {}
