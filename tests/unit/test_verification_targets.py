@@ -55,7 +55,7 @@ def test_a_changed_folder_is_told_by_the_proof_of_the_right_one(folder, changed,
     assert told.startswith("CLS pooling where the model has mean pooling; cosine ")
     assert "sentence-transformers: copy 1_Pooling/config.json" in told
     assert run_verify_job([str(changed)]) == 2
-    assert "has no proof of its own" in capsys.readouterr().err
+    assert "has no proof (reference vectors) of its own" in capsys.readouterr().err
     shutil.copytree(folder / PROOF_FOLDER, changed / PROOF_FOLDER)
     with pytest.raises(ArtifactError, match="settings were changed"):
         verify(changed)

@@ -65,6 +65,6 @@ def format_of(folder: Path) -> FolderFormat | None:
         raise ConfigError(
             f"{str(folder)!r} is a model in the format {name!r}, which no installed package can "
             "load; the format 'graph' needs rayembed_extras/compression and pip install "
-            "'rayembed[compress]'"
+            "'.[compress]' in the checkout"
         )
     return None if name is None else formats[name]

@@ -296,11 +296,16 @@ def _unknown(
     line = (
         f"other vectors for {which}, by none of the known mistakes; cosine {_shown(cosines.min())}"
     )
+    length = [len(proof.texts[i].prompt + proof.texts[i].text) for i in measured.texts]
+    near = [length[i] for i in np.flatnonzero(cosines >= floor)]
+    if near and max(near) < min(length[i] for i in np.flatnonzero(cosines < floor)):
+        limit = max(proof.lengths.values())
+        return f"{line}; the longest texts alone: the server may cut them before {limit} tokens"
     compared = [_compared(proof, one, measured.texts, found) for one in _mistakes(proof)]
-    near = [one for one in compared if one and one.distance < one.right_distance / 2]
-    if not near:
+    alike = [one for one in compared if one and one.distance < one.right_distance / 2]
+    if not alike:
         return line
-    best = min(near, key=lambda one: one.distance)
+    best = min(alike, key=lambda one: one.distance)
     return f"{line}; nearest is {best.mistake.what}, cosine {_shown(1 - best.distance)} with it"
 
 

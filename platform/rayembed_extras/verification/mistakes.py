@@ -28,7 +28,7 @@ _SHORT, _LONG = 32, 320
 """Tokens of the texts that are rounded: short ones, and the longest of the others."""
 _CUT = 3
 """Texts of a cut, the shortest that it changes: each costs as much as all short ones."""
-_CUTS = (256, 512)
+_CUTS = (128, 256, 512)
 """Lengths at which servers cut texts unless they are told the model's."""
 _OTHER: dict[Role, Role] = {"query": "document", "document": "query"}
 _POOLINGS = {"mean": "mean pooling", "cls": "CLS pooling", "last": "last-token pooling"}
