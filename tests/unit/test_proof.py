@@ -19,7 +19,7 @@ from rayembed.models.loading.files import count_parameters, weights_fingerprint
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import encode
 from rayembed.models.sentence_module import as_sentence_transformer
-from rayembed.proof.check import check
+from rayembed.proof.check import check, tolerated
 from rayembed.proof.proof import Mistake, read_proof
 from rayembed.proof.texts import proof_texts
 from rayembed.proof.write import TOLERANCE, tolerances, write_proof
@@ -260,3 +260,12 @@ def test_a_damaged_proof_is_refused(damage, said, folders, tmp_path):
 def rewritten(place, **changes):
     values = json.loads((place / "proof.json").read_text())
     (place / "proof.json").write_text(json.dumps(values | changes))
+
+
+def test_a_loaded_model_in_another_number_type_keeps_the_loosest_tolerance(folders):
+    proof = read_proof(folders / "biencoder")
+    assert proof.dtype == "float32"
+    assert tolerated(proof, "float32") == "float32"
+    least = min(proof.tolerance.values())
+    for computed in ("bfloat16", "float16", "int8"):
+        assert proof.tolerance[tolerated(proof, computed)] == least

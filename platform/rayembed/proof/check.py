@@ -78,3 +78,14 @@ def cosines(vectors: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndar
     unit = vectors / np.maximum(lengths, 1e-12)[:, None]
     expected = right / np.linalg.norm(right.astype(np.float64), axis=1, keepdims=True)
     return np.nan_to_num((unit * expected).sum(axis=1)), lengths
+
+
+def tolerated(proof: Proof, computed: str) -> NumberType:
+    """Number type whose tolerance a loaded model must keep that computes in `computed`.
+
+    float32 where model and proof compute in it, else the loosest: the proof's tolerance of bfloat16
+    comes from rounded weights, and real bfloat16 may differ by more (an untrained decoder did).
+    """
+    if computed == proof.dtype == "float32":
+        return "float32"
+    return min(proof.tolerance, key=lambda kind: proof.tolerance[kind])

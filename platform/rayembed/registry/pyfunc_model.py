@@ -95,8 +95,8 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
 
         inner = getattr(self.model[0], "model", None)  # a graph has no parameters
         computed = getattr(inner, "number_type", None) or str(self.model.dtype)[len("torch.") :]
-        loosest = min((computed, proof.dtype), key=lambda kind: proof.tolerance.get(kind, 1.0))
-        checked = import_module("rayembed.proof.check").check(part, embed, loosest)
+        check = import_module("rayembed.proof.check")
+        checked = check.check(part, embed, check.tolerated(proof, computed))
         if not checked.same:
             raise MlflowException(
                 f"the model in {str(folder)!r} gives other vectors here than where it was "

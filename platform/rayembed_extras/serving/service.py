@@ -19,7 +19,7 @@ from rayembed.errors import ArtifactError, DataError
 from rayembed.models.contract import Tokens, cost
 from rayembed.models.passes.encoding import default_budget, encode_tokens, no_unit_vectors
 from rayembed.models.transformer_model import TransformerModel
-from rayembed.proof.check import check
+from rayembed.proof.check import check, tolerated
 from rayembed.proof.proof import ProofText, read_proof
 from rayembed.registry.openai_schema import EncodeOptions, RequestError, cut
 from rayembed_extras.serving.batcher import Batcher
@@ -169,8 +169,7 @@ class EmbeddingService:
                 )
                 return
             computed: Any = self._model.number_type
-            loosest = min((computed, proof.dtype), key=lambda kind: proof.tolerance.get(kind, 1.0))
-            checked = check(proof, self._embed_proof, loosest)
+            checked = check(proof, self._embed_proof, tolerated(proof, computed))
             self._proof_cosine = checked.worst
             if not checked.same:
                 about = proof.texts[checked.wrong[0]].about
