@@ -266,7 +266,7 @@ def test_checkpoints_of_others_and_incomplete_ones_are_refused(trained, tmp_path
     assert Checkpoint(saved, expected_position("s", "run", "plan")).position.step == 2
     for place, what in enumerate(("stage", "run_fingerprint", "plan_fingerprint")):
         asked = ["s", "run", "plan"]
-        seen = f"{what} {asked[place]!r}, this run has 'x'"
+        seen = f"{what} {asked[place]!r}, but this run has 'x'"
         asked[place] = "x"
         with pytest.raises(ArtifactError, match=seen):
             Checkpoint(saved, expected_position(*asked))

@@ -164,7 +164,7 @@ def test_a_corpus_is_set_and_saved_as_with_the_model(given, tmp_path):
     with pytest.raises(DataError, match="at most 4"):
         graph.set_corpus(torch.zeros(5, 32))
     plain = load_model(given.graph("biencoder", "onnx"))
-    with pytest.raises(TypeError, match="no context"):
+    with pytest.raises(TypeError, match="does not use context documents"):
         plain.set_corpus(None)
 
 

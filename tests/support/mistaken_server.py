@@ -85,6 +85,10 @@ class PlainEmbedder:
         ids = ids[: length - len(before) - len(behind)]
         if mistake == "no EOS":
             behind = []
+        if mistake == "double EOS":
+            behind = [*behind, *behind]
+        if mistake == "no BOS":
+            before = []
         if mistake == "double BOS":
             before = [*before, *before]
         return [*before, *ids, *behind]

@@ -18,11 +18,12 @@ from rayembed.proof.proof import read_proof
 from rayembed.proof.write import TOLERANCE, prove, write_proof
 from rayembed_extras.verification import wrong_passes
 
-ALWAYS = {"no_prompt", "no_normalisation", "no_eos", "double_bos"}
+ALWAYS = {"no_prompt", "no_normalisation", "no_eos", "double_eos", "double_bos"}
 OTHER_POOLINGS = {"cls_pooling", "last_token_pooling"}
 EXPECTED = {
-    "biencoder": {"wrong_role", *OTHER_POOLINGS, "cut_to_16"},
+    "biencoder": {"no_bos", "wrong_role", *OTHER_POOLINGS, "cut_to_16"},
     "biencoder, projected": {
+        "no_bos",
         "wrong_role",
         "mean_pooling",
         "cls_pooling",
@@ -30,6 +31,7 @@ EXPECTED = {
         "cut_to_12",
     },
     "nvembed": {
+        "no_bos",
         "mean_pooling",
         *OTHER_POOLINGS,
         "no_head",
@@ -40,6 +42,7 @@ EXPECTED = {
         "cut_to_16",
     },
     "nvembed, causal": {
+        "no_bos",
         "mean_pooling",
         "cls_pooling",
         "lower_cased",
@@ -47,8 +50,8 @@ EXPECTED = {
         "cut_at_256",
         "cut_to_16",
     },
-    "nomic-moe": {"wrong_role", *OTHER_POOLINGS, "cut_to_16"},
-    "cde": {"wrong_role", *OTHER_POOLINGS, "no_corpus", "cut_to_16"},
+    "nomic-moe": {"no_bos", "wrong_role", *OTHER_POOLINGS, "cut_to_16"},
+    "cde": {"no_bos", "wrong_role", *OTHER_POOLINGS, "no_corpus", "cut_to_16"},
     "causal2vec": {"mean_pooling", *OTHER_POOLINGS, "lower_cased", "cut_to_32"},
 }
 """Model → names of its mistakes beside `ALWAYS` and roundings. A tokenizer that lower-cases cannot

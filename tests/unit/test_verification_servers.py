@@ -21,6 +21,8 @@ MISTAKES = [
     ("mean", "last pooling", "last_token_pooling", "last-token pooling where the model has mean"),
     ("last", "mean pooling", "mean_pooling", "mean pooling where the model has last-token pooling"),
     ("last", "no EOS", "no_eos", "the end token <|end|> missing"),
+    ("last", "double EOS", "double_eos", "the end token <|end|> twice"),
+    ("cls", "no BOS", "no_bos", "the first token [CLS] missing"),
     ("last", "double BOS", "double_bos", "the first token <|begin|> twice"),
     ("cls", "double BOS", "double_bos", "the first token [CLS] twice"),
     ("last", "lower case", "lower_cased", "texts turned to lower case"),
@@ -92,6 +94,23 @@ def test_int8_is_refused_where_float32_is_asked_for(models):
     verdict = verify(embedders[True], proof, within="float32", repeat=1)
     assert not verdict.same
     assert "by none of the known mistakes" in verdict.line
+
+
+def test_texts_that_nearly_all_differ_are_not_cut(models):
+    _, proof, embedders = models("last")
+    shortest = min(len(one.prompt + one.text) for one in proof.texts)
+
+    def other(texts):
+        found = embedders[False](texts)
+        rows = [
+            row if len(text) == shortest else row[::-1]
+            for row, text in zip(found, texts, strict=True)
+        ]
+        return np.stack(rows)
+
+    verdict = verify(other, proof, repeat=1)
+    assert not verdict.same
+    assert "the longest texts alone" not in verdict.line
 
 
 def test_mistakes_that_give_the_same_vectors_are_named_together(models):

@@ -163,7 +163,9 @@ class Llama:
 
     def embed(self, texts, *, normalize, truncate):
         assert normalize
-        assert truncate
+        assert not truncate
+        if any(len(self.model.tokenizer(text)["input_ids"]) > 320 for text in texts):
+            raise ValueError("Requested tokens (321) exceed batch size of 320")
         return self.model.encode(texts).tolist()
 
 
@@ -176,7 +178,9 @@ def test_a_gguf_file_by_llama_cpp(folder, changed, tmp_path, monkeypatch):
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF")
     monkeypatch.setattr(Llama, "model", SentenceTransformer(str(folder), device="cpu"))
-    assert verify(file, folder, repeat=1).same
+    verdict = verify(file, folder, repeat=1)
+    assert verdict.same
+    assert "beyond the length limit are refused" in verdict.notes[-1]
     monkeypatch.setattr(Llama, "model", SentenceTransformer(str(changed), device="cpu"))
     verdict = verify(file, folder, repeat=1)
     assert verdict.mistakes == ("cls_pooling",)

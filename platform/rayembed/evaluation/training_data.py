@@ -3,6 +3,7 @@
 mteb is imported where it is needed: workers, which only embed, would wait for it.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,8 +40,7 @@ def training_data_of(run: Run, *, is_trained: bool) -> TrainingData:
         is_trained: whether the model was trained by the run; false: it is the run's start.
     """
     data = run.used_datasets if is_trained else []
-    tasks = {task for dataset in data for task in _tasks_of(dataset)}
-    return TrainingData(tuple(sorted(tasks)), name_on_hub(run.model.backbone.path))
+    return TrainingData(_together(map(_tasks_of, data)), name_on_hub(run.model.backbone.path))
 
 
 def training_data(reference: str, folder: Path) -> TrainingData:
@@ -50,8 +50,7 @@ def training_data(reference: str, folder: Path) -> TrainingData:
         if "rayembed" in (stated.tags or []):
             bases = [stated.base_model] if isinstance(stated.base_model, str) else []
             names = stated.datasets if isinstance(stated.datasets, list) else []
-            tasks = {task for name in names for task in _tasks_of_hub(name)}
-            return TrainingData(tuple(sorted(tasks)), next(iter(bases), None))
+            return TrainingData(_together(map(_tasks_of_hub, names)), next(iter(bases), None))
     name = name_on_hub(reference)
     if name is None:
         return UNKNOWN
@@ -74,7 +73,17 @@ def name_on_hub(reference: str) -> str | None:
     return hub_name(reference)
 
 
-def _tasks_of(dataset: DatasetConfig) -> list[str]:
+def _together(found: Iterable[list[str] | None]) -> tuple[str, ...] | None:
+    """All tasks, sorted; None if those of one data set are not known."""
+    tasks: set[str] = set()
+    for some in found:
+        if some is None:
+            return None
+        tasks.update(some)
+    return tuple(sorted(tasks))
+
+
+def _tasks_of(dataset: DatasetConfig) -> list[str] | None:
     source = dataset.source
     if source.kind == _MTEB_SOURCE:
         return [str(source.task)]  # type: ignore[attr-defined] # of a package that adds the source
@@ -82,10 +91,13 @@ def _tasks_of(dataset: DatasetConfig) -> list[str]:
     return [] if name is None else _tasks_of_hub(name)
 
 
-def _tasks_of_hub(dataset: str) -> list[str]:
-    """Tasks that read a data set of the hub."""
+def _tasks_of_hub(dataset: str) -> list[str] | None:
+    """Tasks that read a data set of the hub; None if no task does, since it may be a copy of one
+    under another name.
+    """
     from mteb.get_tasks import TASK_LIST
 
-    return [
+    found = [
         task.metadata.name for task in TASK_LIST if task.metadata.dataset.get("path") == dataset
     ]
+    return found or None

@@ -1,5 +1,6 @@
 """Writing of a model folder's proof, from the model as it is loaded from that folder."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,8 @@ from rayembed.models.transformer_model import TransformerModel
 from rayembed.proof.check import LENGTH_ERROR, cosines
 from rayembed.proof.proof import Mistake, NumberType, Proof, ProofText, read_proof
 from rayembed.proof.texts import proof_texts, tokens_of
+
+logger = logging.getLogger(__name__)
 
 TOLERANCE: Mapping[NumberType, float] = {"float32": 0.9999, "bfloat16": 0.999, "int8": 0.95}
 """Lowest cosines where rounding was not tried on the model."""
@@ -66,13 +69,24 @@ def write_proof(folder: Path) -> Proof:
     size = 4 * (count_parameters(folder) or 0)
     exact = size <= free_memory("cpu") // 2
     model = load_model(folder, dtype="float32" if exact else saved_dtype(folder))
-    proof = prove(model, saved_instructions(folder, model.config), normalised=_normalises(folder))
+    proof = prove(model, saved_instructions(folder, model.config), normalised=normalises(folder))
     proof = replace(proof, weights=weights_fingerprint(folder))
     proof.write(folder)
     return proof
 
 
-def _normalises(folder: Path) -> bool:
+def add_proof(folder: Path) -> None:
+    """Write the proof of a folder, or warn why it has none: a finished model is worth more.
+
+    A package may add an architecture whose passes give no vectors, or makers of mistakes that fail.
+    """
+    try:
+        write_proof(folder)
+    except Exception as error:  # noqa: BLE001 # whatever a package does there
+        logger.warning("no proof is written to %s: %s: %s", folder, type(error).__name__, error)
+
+
+def normalises(folder: Path) -> bool:
     """Whether sentence-transformers, too, gives vectors of length 1 of the folder."""
     modules = folder / "modules.json"
     if (folder / SETTINGS_FILE).is_file() or not modules.is_file():

@@ -9,6 +9,7 @@ SOFTWARE = {
     "vllm": "vLLM",
     "tei": "Text Embeddings Inference",
     "llama.cpp": "llama.cpp",
+    "llama-cpp-python": "llama-cpp-python",
     "ollama": "Ollama",
     "infinity": "infinity",
     "sentence-transformers": "sentence-transformers",
@@ -17,9 +18,14 @@ SOFTWARE = {
 """Software behind targets, and its name in messages."""
 
 _POOLINGS = {
-    "mean": {"vllm": "MEAN", "tei": "mean", "llama.cpp": "mean"},
-    "CLS": {"vllm": "CLS", "tei": "cls", "llama.cpp": "cls"},
-    "last-token": {"vllm": "LAST", "tei": "last-token", "llama.cpp": "last"},
+    "mean": {"vllm": "MEAN", "tei": "mean", "llama.cpp": "mean", "llama-cpp-python": "MEAN"},
+    "CLS": {"vllm": "CLS", "tei": "cls", "llama.cpp": "cls", "llama-cpp-python": "CLS"},
+    "last-token": {
+        "vllm": "LAST",
+        "tei": "last-token",
+        "llama.cpp": "last",
+        "llama-cpp-python": "LAST",
+    },
 }
 """Pooling in a mistake's words → its name in each software."""
 
@@ -31,6 +37,7 @@ _ADVICE: Mapping[str, Mapping[str, str]] = {
         "tei": "name prompt_name in each request (query, document), or send the prompt as part "
         "of the text; --default-prompt-name is for servers of one role",
         "llama.cpp": _NO_PROMPTS,
+        "llama-cpp-python": _NO_PROMPTS,
         "ollama": f"{_NO_PROMPTS} (TEMPLATE is for chats alone)",
         "infinity": _NO_PROMPTS,
         "sentence-transformers": "call encode_query and encode_document, or name prompt_name",
@@ -42,6 +49,8 @@ _ADVICE: Mapping[str, Mapping[str, str]] = {
         "tei": "start it with --pooling {pooling}",
         "llama.cpp": "start it with --pooling {pooling}, or convert the GGUF from a folder with "
         "1_Pooling/config.json",
+        "llama-cpp-python": "in Python, Llama(pooling_type=LLAMA_POOLING_TYPE_{pooling}); for its "
+        "server, convert the GGUF from a folder with 1_Pooling/config.json",
         "ollama": "create the model from a GGUF whose pooling_type is right: convert it from a "
         "folder with 1_Pooling/config.json",
         "infinity": "copy 1_Pooling/config.json and modules.json of the folder along",
@@ -53,6 +62,8 @@ _ADVICE: Mapping[str, Mapping[str, str]] = {
         "tei": "its tokenizer.json must append the token (post_processor): copy that of the folder",
         "llama.cpp": "start it with --override-kv tokenizer.ggml.add_eos_token=bool:true, or set "
         "it when the GGUF is converted",
+        "llama-cpp-python": "start its server with --kv_overrides "
+        "tokenizer.ggml.add_eos_token=bool:true, or set it when the GGUF is converted",
         "ollama": "set tokenizer.ggml.add_eos_token in the GGUF (gguf_new_metadata.py) and create "
         "the model again",
         "sentence-transformers": "copy tokenizer.json of the folder along",
@@ -63,11 +74,24 @@ _ADVICE: Mapping[str, Mapping[str, str]] = {
         "tokenizer.ggml.add_bos_token=bool:false",
         "ollama": "set tokenizer.ggml.add_bos_token=false in the GGUF and create the model again",
     },
+    "no_bos": {
+        "vllm": "leave add_special_tokens on in requests, and copy tokenizer.json of the folder",
+        "llama.cpp": "start it with --override-kv tokenizer.ggml.add_bos_token=bool:true",
+        "ollama": "set tokenizer.ggml.add_bos_token in the GGUF and create the model again",
+    },
+    "double_eos": {
+        "vllm": "send texts without it, or add_special_tokens=false in the request",
+        "llama.cpp": "send texts without it, or start it with --override-kv "
+        "tokenizer.ggml.add_eos_token=bool:false",
+        "ollama": "set tokenizer.ggml.add_eos_token=false in the GGUF and create the model again",
+    },
     "length": {
         "vllm": "start it with --max-model-len {length}",
         "tei": "its limit is max_seq_length of sentence_bert_config.json: {length}",
         "llama.cpp": "start it with --ctx-size {length} --batch-size {length} --ubatch-size "
         "{length} for each slot (--parallel)",
+        "llama-cpp-python": "start its server with --n_ctx {length} --n_batch {length} --n_ubatch "
+        "{length}",
         "ollama": "set num_ctx to {length} (PARAMETER num_ctx in the Modelfile, or options)",
         "infinity": "its limit is max_seq_length of sentence_bert_config.json: {length}",
         "sentence-transformers": "set model.max_seq_length = {length}",
@@ -77,6 +101,8 @@ _ADVICE: Mapping[str, Mapping[str, str]] = {
         "versions)",
         "tei": "leave normalize=false out of requests",
         "llama.cpp": "start it with --embd-normalize 2",
+        "llama-cpp-python": "call Llama.embed(normalize=True); its server has no setting: divide "
+        "each vector by its length, or take llama-server",
         "sentence-transformers": "pass normalize_embeddings=True, or add a Normalize module",
     },
     "dense": {
@@ -113,7 +139,9 @@ _KINDS = {
     "no_head": "head",
     "no_dense": "dense",
     "no_eos": "eos",
+    "no_bos": "no_bos",
     "double_bos": "bos",
+    "double_eos": "double_eos",
     "no_normalisation": "normalisation",
     "lower_cased": "lower",
     "causal_mask": "mask",

@@ -298,7 +298,8 @@ def _unknown(
     )
     length = [len(proof.texts[i].prompt + proof.texts[i].text) for i in measured.texts]
     near = [length[i] for i in np.flatnonzero(cosines >= floor)]
-    if near and max(near) < min(length[i] for i in np.flatnonzero(cosines < floor)):
+    most = 2 * len(near) > len(length)
+    if most and max(near) < min(length[i] for i in np.flatnonzero(cosines < floor)):
         limit = max(proof.lengths.values())
         return f"{line}; the longest texts alone: the server may cut them before {limit} tokens"
     compared = [_compared(proof, one, measured.texts, found) for one in _mistakes(proof)]

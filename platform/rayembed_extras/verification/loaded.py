@@ -11,7 +11,7 @@ from rayembed.assets.sentence_modules import is_own_format
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.loading.saved_folder import SETTINGS_FILE, read_settings
 from rayembed.proof.proof import ProofText
-from rayembed_extras.verification.measure import Embed, Target
+from rayembed_extras.verification.measure import Embed, Target, TextsRefusedError
 
 _BY_OBJECT = "its methods for queries and documents put the prompt"
 
@@ -79,7 +79,12 @@ def open_gguf(file: Path, *, length: int, prompts: str | None = None) -> Target:
         raise ArtifactError(f"llama.cpp cannot load {str(file)!r}: {error}") from error
 
     def embed(texts: Sequence[ProofText]) -> np.ndarray:
-        found = model.embed([one.prompt + one.text for one in texts], normalize=True, truncate=True)
+        given = [one.prompt + one.text for one in texts]
+        try:
+            # Cut by llama-cpp-python, a text would lose its end token.
+            found = model.embed(given, normalize=True, truncate=False)
+        except ValueError as error:
+            raise TextsRefusedError(str(error)) from None
         if found and found[0] and isinstance(found[0][0], list):
             raise ArtifactError(
                 f"{str(file)!r} names no pooling, so that llama.cpp gives a vector for each token; "

@@ -253,6 +253,7 @@ def _specials(served: ProvedModel) -> Made:
             served.short,
             wrong_passes.embed(served.model, [_without_last(one) for one in served.tokens]),
         )
+    yield from _added_end(served, ids, special)
     first = {int(one[0]) for one in ids}
     begin = first.pop() if len(first) == 1 else -1
     twice = begin in special and all(int(one[1]) != begin for one in ids)
@@ -275,10 +276,51 @@ def _specials(served: ProvedModel) -> Made:
             served.short,
             wrong_passes.embed(served.model, read),
         )
+    if twice and all(len(one) > 2 for one in ids):
+        yield Mistake(
+            "no_bos",
+            f"the first token {name} missing before the texts",
+            f"add {name} before each text (add_special_tokens, add_bos_token)",
+            served.short,
+            wrong_passes.embed(served.model, [_without_first(one) for one in served.tokens]),
+        )
+
+
+def _added_end(served: ProvedModel, ids: Sequence[np.ndarray], special: set[int]) -> Made:
+    """The last token twice, or added where the model reads none."""
+    pretrained = served.tokenizer.pretrained
+    last = {int(one[-1]) for one in ids}
+    end = last.pop() if len(last) == 1 else -1
+    twice = end in special and all(int(one[-2]) != end for one in ids)
+    end = end if twice else pretrained.eos_token_id
+    if end is None:
+        return
+    name = pretrained.convert_ids_to_tokens(end)
+    what = f"the end token {name} " + ("twice" if twice else "added, which the model does not read")
+    yield Mistake(
+        "double_eos",
+        what,
+        f"turn add_eos_token off, or send texts without {name}",
+        served.short,
+        wrong_passes.embed(served.model, [_with_last(one, end) for one in served.tokens]),
+    )
 
 
 def _without_last(tokens: Tokens) -> Tokens:
     return {key: value if _is_of_encoder(key) else value[:-1] for key, value in tokens.items()}
+
+
+def _without_first(tokens: Tokens) -> Tokens:
+    return {key: value if _is_of_encoder(key) else value[1:] for key, value in tokens.items()}
+
+
+def _with_last(tokens: Tokens, last: int) -> Tokens:
+    """Tokens with one more behind them, pooled as the last one is."""
+    made = {}
+    for key, value in tokens.items():
+        new = np.array([last], value.dtype) if key == "input_ids" else value[-1:]
+        made[key] = value if _is_of_encoder(key) else np.concatenate([value, new])
+    return made
 
 
 def _with_first(tokens: Tokens, first: int) -> Tokens:

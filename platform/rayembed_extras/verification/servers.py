@@ -25,6 +25,7 @@ _OWNERS = {
     "rayembed": "rayembed",
     "vllm": "vllm",
     "llamacpp": "llama.cpp",
+    "me": "llama-cpp-python",
     "library": "ollama",
     "infinity": "infinity",
 }
@@ -35,7 +36,7 @@ _FIRST = ProofText("Paris", "document", "")
 """Text of the request by which a schema is tried."""
 
 
-class _OtherSchemaError(Exception):
+class _OtherSchemaError(ArtifactError):
     """The server has no such path, or another schema there."""
 
 
@@ -337,6 +338,11 @@ def _numbers(value: Any) -> np.ndarray:
     if isinstance(value, str):
         return np.frombuffer(base64.b64decode(value, validate=True), dtype="<f4").astype(float)
     found = np.asarray(value, dtype=np.float64)
+    if found.ndim == 2 and len(found):
+        raise ArtifactError(
+            f"the server gives {len(found)} vectors of {found.shape[1]} numbers for one text, one "
+            "for each token: it pools none; name the model's pooling when it is started"
+        )
     if found.ndim != 1 or not found.size:
         raise ValueError(f"a vector has the shape {found.shape}")
     return found

@@ -106,10 +106,11 @@ def proof_of(model: str | Path, tracking_uri: str | None = None, *, make: bool =
     from rayembed.models.loading.files import weights_fingerprint
     from rayembed.models.loading.load import load_model
     from rayembed.models.loading.saved_prompts import saved_instructions
-    from rayembed.proof.write import prove
+    from rayembed.proof.write import normalises, prove
 
     loaded = load_model(folder, dtype="float32")
-    made = prove(loaded, saved_instructions(folder, loaded.config))
+    instructions = saved_instructions(folder, loaded.config)
+    made = prove(loaded, instructions, normalised=normalises(folder))
     return replace(made, weights=weights_fingerprint(folder))
 
 

@@ -20,7 +20,7 @@ from rayembed.models.loading.files import weights_fingerprint
 from rayembed.models.loading.load import check_loadable, saved_widths
 from rayembed.models.loading.saved_folder import SETTINGS_FILE, read_settings, saved_dimensions
 from rayembed.pipeline.register.licences import base_licence, data_licences, task_facts
-from rayembed.proof.write import write_proof
+from rayembed.proof.write import add_proof
 from rayembed.registry.aliases import CANDIDATE
 from rayembed.registry.card_parts import plain_card
 from rayembed.registry.mlflow_run import FINGERPRINT_TAG, as_tracking_error
@@ -332,7 +332,7 @@ def _with_proof(folder: Path) -> None:
     except ArtifactError as error:
         logger.warning("no proof is registered with the model: %s", error)
         return
-    write_proof(folder)
+    add_proof(folder)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from rayembed.assets.storage import (
 )
 from rayembed.config.run import Run
 from rayembed.models.kept_zeros import carry_compression
-from rayembed.proof.write import write_proof
+from rayembed.proof.write import add_proof
 from rayembed.training.checkpoints.weights import load_weights, weights_digest
 
 MADE_OF_FILE = "made-of.json"
@@ -78,7 +78,7 @@ def upload_model(
     def finish(place: Path) -> None:
         save(place)
         if embeds:
-            write_proof(place)
+            add_proof(place)
 
     note = join(folder, MADE_OF_FILE)
     if exists(note):
