@@ -141,7 +141,8 @@ def _png(content: bytes) -> str:
 
 
 def _pictures(histograms: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Plot the score histograms of each teacher, given counts in equal bins over [-1, 1].
+    """Plot the histograms of each teacher's scores, given counts in equal bins over [-1,
+    1].
 
     Values are PNG files in base64.
     """

@@ -41,8 +41,7 @@ def expected_records(dataset: DatasetConfig, root: str) -> int | None:
 
 
 def resolve(run: Run, expected: ExpectedRecords = expected_records) -> Run:
-    """Complete the settings of a requested run; a run that is resolved already stays as it
-    is.
+    """Complete the settings of a requested run; return an already resolved run unchanged.
 
     1. Names of benchmarks become own sets.
     2. Stages with `epochs` get an estimate of their steps.
@@ -119,8 +118,8 @@ def with_planned_steps(run: Run, plans: Mapping[str, str]) -> Run:
 
 
 def many_passes(stage: str, length: str, records: int, passes: float, about: str = "") -> list[str]:
-    """Return a warning if a stage trains on its records more than `MANY_PASSES` times, else
-    nothing.
+    """Return a warning if a stage trains on its records more than `MANY_PASSES` times, else an
+    empty list.
 
     Args:
         length: of the stage, in words.

@@ -1,4 +1,4 @@
-"""Hashes that compare texts, queries and classes; the same on all machines."""
+"""Hashes by which texts, queries and classes are compared; the same on all machines."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Passes:
     """
 
     def kept(self, outputs: list[Tensor]) -> Tensor:
-        """Concatenate the outputs of all micro-batches except the fillers at the end."""
+        """Concatenate the outputs of all micro-batches except the dummy ones at the end."""
         return torch.cat(outputs[: len(outputs) - self.num_fillers])
 
 

@@ -59,8 +59,8 @@ def own_candidates(rows: Rows, not_negatives: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Columns:
-    """The N candidate documents of a global batch, with the data from which masks of any rows are
-    made.
+    """The N candidate documents of a global batch, with the data from which the candidate mask of
+    any row is made.
     """
 
     owner: Tensor

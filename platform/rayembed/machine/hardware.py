@@ -285,7 +285,7 @@ def device_label(device: str) -> str:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether an error means that a GPU's memory is exhausted; all other modules ask this
+    """Whether an error means that a GPU's memory is exhausted; all other modules use this
     function.
     """
     if isinstance(error, torch.OutOfMemoryError):

@@ -88,7 +88,7 @@ class Architecture:
 
     def mask(self, config: Any) -> Mask:
         """Return the attention mask that the settings require of the backbone: causal,
-        bidirectional, or the family's own.
+        bidirectional, or the default of the model family.
         """
         return "own"
 
@@ -104,14 +104,14 @@ class Architecture:
         return load_backbone(folder, part_settings(config, name, folder), mask=mask)
 
     def empty_part(self, config: Any, name: str, folder: Path) -> Any:
-        """Build the part on the meta device, without reading weights; raises the errors of
-        `load_part`.
+        """Build a pretrained part on the meta device, without reading weights; raises the same
+        errors as `load_part`.
         """
         mask = self.mask(config) if name == "backbone" else "own"
         return empty_backbone(folder, part_settings(config, name, folder), mask=mask)
 
     def check_part(self, config: Any, name: str, folder: Path) -> None:
-        """Check from its files that a saved part can be loaded.
+        """Check from its files that a saved pretrained part can be loaded.
 
         Raises:
             ArtifactError: an unknown architecture, or weights of other names or shapes.
@@ -121,8 +121,8 @@ class Architecture:
     def empty_of_settings(
         self, config: Any, name: str, settings: Mapping[str, Any], where: str
     ) -> nn.Module | None:
-        """Build a part of our own on the meta device from the content of a config.json; None if
-        transformers builds this part.
+        """Build a part that rayembed itself implements on the meta device, from the content of a
+        config.json; None if transformers builds this part.
 
         Args:
             where: what to call it in messages.
@@ -164,8 +164,8 @@ class Architecture:
         raise TypeError(f"{type(self).__name__} must define the method assemble")
 
     def check_parts(self, config: Any, parts: Parts, folders: Folders) -> None:
-        """Check that the parts fit the settings and each other; the parts may be on the meta
-        device.
+        """Check that the pretrained parts fit the settings and each other; the parts may be on the
+        meta device.
 
         Raises:
             ConfigError: they do not.
@@ -175,7 +175,9 @@ class Architecture:
     # --- cutting
 
     def layer_fits(self, part: Any, layer: int, place: int) -> bool:
-        """Whether a layer of a part may move to another position in it, both counted from 0."""
+        """Whether a layer of a pretrained part may move to another position in it, both counted
+        from 0.
+        """
         return True
 
     def cut_layers(self, part: Any, kept: Sequence[int]) -> bool:
@@ -191,7 +193,7 @@ class Architecture:
         return False
 
     def check_lengths(self, config: Any, parts: Parts) -> None:
-        """Check that the parts have positions for texts of maximum length.
+        """Check that the pretrained parts have positions for texts of maximum length.
 
         Raises:
             ConfigError: a text may be longer.
@@ -280,8 +282,8 @@ def part_settings(config: ArchitectureConfig, name: str, folder: Path) -> Backbo
 
 
 def check_positions(setting: str, length: int, part: Any, what: str, added: int = 0) -> None:
-    """Check that a part has enough positions for a text of maximum length and `added` further
-    tokens.
+    """Check that a pretrained part has enough positions for a text of maximum length and `added`
+    further tokens.
 
     Args:
         setting: where the length stands, for the message.
@@ -300,8 +302,8 @@ def check_positions(setting: str, length: int, part: Any, what: str, added: int 
 
 
 def check_word_width(part: Any, kind: str, reference: str) -> None:
-    """Check that vectors inserted among a backbone's word embeddings have the same width as
-    these.
+    """Check that a backbone's word embeddings are as wide as its hidden states, since vectors of
+    that width are inserted among them.
 
     Args:
         kind: the model's kind, for the message.

@@ -77,7 +77,7 @@ class PromptTokenizer(Tokenizer, Protocol):
     def with_prompts(
         self, texts: Sequence[str], prompts: Sequence[str], role: Role, *, allow_empty: bool = False
     ) -> list[Tokens]:
-        """Tokenise each text after its literal prompt; raises the errors of `__call__`."""
+        """Tokenise each text after its literal prompt; raises the same errors as `__call__`."""
         ...
 
     def budget(self, role: Role) -> int:

@@ -233,7 +233,8 @@ class MoeMlp(nn.Module):
     def forward(
         self, tokens_NH: Float[Tensor, "N H"], occurrences_N: Float[Tensor, " N"]
     ) -> MixtureOutput:
-        """Return the outputs of the tokens, and what they add to the router's statistics.
+        """Return the outputs of the tokens, and their contribution to the router's
+        statistics.
 
         Args:
             occurrences_N: how often each token counts.

@@ -83,8 +83,8 @@ def _pruned(folders: Path | Mapping[str, Path], *, head: bool) -> list[str]:
 
 
 def carry_compression(folders: Mapping[str, Path], model: TrainableModel, folder: Path) -> None:
-    """Write into an exported model's folder how the model that training started from was pruned,
-    with its matrices that still have zeros.
+    """Copy the start model's pruning record into an exported model's folder, and list there the
+    matrices in which zeros are kept.
     """
     told = (read_compression(start) for start in folders.values())
     first = next((one for one in told if one is not None), {})

@@ -70,8 +70,8 @@ def recompute_layers(
 
 
 def keeps_products(parts: Iterable[nn.Module]) -> bool:
-    """Whether the layers can recompute everything except matrix products; dropout between these
-    rules it out.
+    """Whether the layers can recompute everything except matrix products, which dropout between the
+    products prevents.
 
     Not beside dropout that is drawn between them: a product that is kept draws its own numbers
     once, and what is computed again would draw others.
@@ -86,7 +86,7 @@ def keeps_products(parts: Iterable[nn.Module]) -> bool:
 
 
 def _drops(holder: Any) -> bool:
-    """Whether a module, or a model's configuration, has a dropout probability above zero.
+    """Whether a module, or a model's configuration, has a dropout probability above 0.
 
     Families differ in its name, and many pass it to a function of torch.
     """

@@ -22,8 +22,8 @@ _ACTIVATIONS = {"identity": nn.Identity, "tanh": nn.Tanh, "relu": nn.ReLU, "gelu
 
 
 def masked_mean(hidden: States, mask: PoolMask, layout: Layout | None = None) -> Pooled:
-    """Compute the float32 mean of each text's states where the mask is true, which must be at least
-    once for each text.
+    """Compute the float32 mean of each text's states where the mask is true; each text needs at
+    least one such state.
 
     Multiplying by 0 and 1 is exact in bfloat16, so only the sum needs float32.
 
@@ -76,7 +76,7 @@ def eos(hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:
 
 
 def largest(hidden: States, layout: Layout, pool_mask: PoolMask) -> Pooled:
-    """Largest state of the tokens in `pool_mask` for each dimension, float32."""
+    """Maximum of each dimension over the states of the tokens in `pool_mask`, float32."""
     kept = hidden.float().masked_fill(~pool_mask[..., None], float("-inf"))
     return layout.largest(kept) if isinstance(layout, Packed) else kept.amax(dim=1)
 

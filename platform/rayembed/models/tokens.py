@@ -137,7 +137,9 @@ class TextTokenizer:
         return self.max_lengths[role] - len(self._prefix) - len(self._suffix)
 
     def num_prompt_tokens(self, prompt: str) -> int:
-        """Number of tokens of a literal prompt; the maximum over several following texts."""
+        """Number of tokens that a literal prompt takes: the maximum over several texts that may
+        follow it.
+        """
         if not prompt:
             return 0
         # A word takes the head's trailing space into its token, a digit often does not.
@@ -203,7 +205,7 @@ class SpecialIds:
 
 
 def special_ids(pretrained: Any, folder: Path) -> SpecialIds:
-    """Read a decoder's special ids from its folder; raises the errors of `SpecialIds`."""
+    """Read a decoder's special ids from its folder; raises the same errors as `SpecialIds`."""
     settings = read_json(folder / "config.json")
     return SpecialIds(pretrained, settings.get("text_config") or settings)
 

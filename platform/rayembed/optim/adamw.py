@@ -24,7 +24,7 @@ class AdamW(OptimizerConfig):
     """Constant added to the root of the running mean of the square."""
 
     def states(self, *, matrix: bool) -> tuple[str, ...]:
-        """Torch's names of AdamW's two running means."""
+        """Names that torch gives to AdamW's two running means."""
         return STATES
 
     def build(self, groups: list[dict[str, Any]], *, bfloat16: bool) -> Any:

@@ -1,4 +1,4 @@
-"""Import bm25s without JAX, in one place.
+"""Import bm25s without JAX, for all modules that need it.
 
 It takes JAX for its top-k where that is installed, and calls it when it is imported: JAX then takes
 three quarters of a GPU's memory, in every process that counts words.

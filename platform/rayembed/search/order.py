@@ -1,4 +1,4 @@
-"""Sort search results by falling score, then by rising id; empty places come last."""
+"""Sort search results by falling score, then by rising id; entries without a result come last."""
 
 import torch
 from torch import Tensor
@@ -29,7 +29,9 @@ def best_in_order(scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def merged(kept: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Merge two lists of results of the same queries, keeping as many as `kept` has."""
+    """Merge two lists of results of the same queries; keep as many results of each query as `kept`
+    has.
+    """
     scores, ids = torch.cat([kept[0], found[0]], 1), torch.cat([kept[1], found[1]], 1)
     return best_in_order(scores, ids, kept[0].shape[1])
 

@@ -102,8 +102,8 @@ def best_documents(
     tiles: Tiles,
     rounded: Callable[[], CorpusChunk] | None = None,
 ) -> Iterator[Best]:
-    """Yield the k best documents of groups of queries; a query comes once, or once for each tile of
-    documents.
+    """Yield the k best documents of groups of queries; each query occurs once, or once for each
+    tile of documents.
 
     Exact either way: what two passes cannot prove for a query is searched for in float32.
 

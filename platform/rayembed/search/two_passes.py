@@ -170,7 +170,7 @@ def _exact_scores(queries: Tensor, documents: Tensor, places: Tensor) -> Tensor:
 
 
 def _margin(queries: Tensor, products: Tensor, chunk: CorpusChunk) -> Tensor:
-    """Bound by how much an exact score may exceed its rounded product.
+    """Compute an upper bound on how much an exact score may exceed its rounded product.
 
     ‖q − q̃‖·‖d‖ + ‖q̃‖·‖d − d̃‖ for the vectors, the rounding of the product itself, and float32 sums,
     at 2⁻²³ for each term, since GPUs' units for bfloat16 cut off where others round.

@@ -388,7 +388,8 @@ def expert_group(size: int) -> ExpertGroup:
 
 
 def _sign_of_experts(num_experts: int) -> nn.Module:
-    """Make a module without weights that shows DeepSpeed that the model has experts.
+    """Make a module without weights by which DeepSpeed recognises that the model has
+    experts.
 
     It looks for modules of its own class, and without one it fails on marked parameters.
     """

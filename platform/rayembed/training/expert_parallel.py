@@ -68,8 +68,8 @@ class SpreadExperts:
 
     @classmethod
     def of(cls, model: nn.Module) -> "SpreadExperts | None":
-        """Return the object for a model whose experts are spread over workers; None if each worker
-        holds all parameters.
+        """Return a `SpreadExperts` for a model whose experts are spread over workers; None if each
+        worker holds all parameters.
         """
         layers = [layer for layer in expert_layers(model) if layer.group is not None]
         group = layers[0].group if layers else None

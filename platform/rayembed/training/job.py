@@ -47,7 +47,7 @@ class Job(ABC):
     @property
     @abstractmethod
     def stage(self) -> TrainLoopConfig:
-        """Settings of the steps and the optimiser."""
+        """Settings of the training steps and the optimiser."""
 
     @property
     @abstractmethod
@@ -132,7 +132,7 @@ class Job(ABC):
         )
 
     def _made_of(self, plan: Any) -> dict[str, str]:
-        """Record of what the trained weights are made from: the run, its data plan, the initial
+        """Record of the inputs of the trained weights: the run, its data plan, the initial
         weights.
         """
         return {
@@ -157,7 +157,7 @@ class StageJob(Job):
 
     @property
     def stage(self) -> StageConfig:
-        """The stage's settings."""
+        """Settings of the stage that this job trains."""
         return self.run.stages[self.number]
 
     @property

@@ -32,7 +32,7 @@ class StepSettings:
 
     @property
     def pins(self) -> bool:
-        """Whether batches are put into pinned memory for asynchronous copies."""
+        """Whether batches are copied into pinned memory for asynchronous copies to the GPU."""
         return self.device.type != "cpu"
 
 

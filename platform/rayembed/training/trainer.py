@@ -257,8 +257,8 @@ class StageTrainer:
     def train(
         self, engine: Engine, settings: StepSettings, step: int = 0, dropped_steps: int = 0
     ) -> None:
-        """Continue training with an existing engine after `step` finished steps; raises the errors
-        of `fit`.
+        """Continue training with an existing engine after `step` finished steps; raises the same
+        errors as `fit`.
         """
         self.engine, self.settings = engine, settings
         dropped = DroppedSteps(

@@ -42,7 +42,9 @@ _PAIRS_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True)
 class Match:
-    """The evaluation text that a training text matches, by its index, and their similarity."""
+    """Match of a training text: the index of the most similar evaluation text, and their
+    similarity.
+    """
 
     place: int
     similarity: float
@@ -120,8 +122,9 @@ class EvaluationIndex:
     def similar_pairs(
         self, texts: Sequence[str], above: float
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Index of a text, index of an evaluation text, and their similarity, for all pairs above a
-        similarity that is not below `max_similarity`; by text, the most similar first.
+        """Find all pairs of a text and an evaluation text with a similarity above `above`; return
+        their indices and similarities by text, most similar first. `above` must not be below
+        `max_similarity`.
         """
         queries, lengths = self._queries(texts)
         # Pairs that share a telling word; no other pair can be similar enough.
@@ -156,8 +159,8 @@ class EvaluationIndex:
 
 
 def telling_words(weights: csr_array, max_similarity: float) -> csr_array:
-    """(V, N) sparse 0/1 matrix of each evaluation text's heaviest words; a text that is similar
-    enough contains at least one of them.
+    """(V, N) sparse 0/1 matrix of each evaluation text's heaviest words; every sufficiently similar
+    text contains at least one of them.
 
     These are the fewest words whose shares sum to 1 - `max_similarity` (the prefix filter of
     similarity joins): a text without any of them shares at most the rest. They are rare words, so
@@ -210,7 +213,8 @@ def build_arrays(texts: Iterable[str]) -> Arrays:
 
 
 def write_index(folder: str, sources: Iterable[tuple[str, Iterable[str]]]) -> None:
-    """Write the index of all sources' texts into a folder; an existing index is kept.
+    """Write the index of all evaluation texts into a folder, unless the folder has an index
+    already.
 
     A text of several sources is assigned to the first.
     """

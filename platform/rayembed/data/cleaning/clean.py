@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CleanedRows:
-    """Parts of a data set after cleaning, with the counts and examples of removed rows."""
+    """A data set's Parquet parts after cleaning, with the counts and examples of removed rows."""
 
     parts: list[list[Any]]
     """Name and row count of each part, in order."""
@@ -57,7 +57,7 @@ class CleanedRows:
 def clean(
     context: PipelineContext, dataset: DatasetConfig, writer: ArtifactWriter, parts: Sequence[Part]
 ) -> CleanedRows:
-    """Remove duplicates and benchmark texts, and rewrite the parts that lose rows.
+    """Remove duplicates and benchmark texts, and rewrite the Parquet parts that lose rows.
 
     All that goes but exact duplicates is listed in the folder `removed`. A bit and a byte of each
     row are in memory here, and the rows that go; hashes are in a file.

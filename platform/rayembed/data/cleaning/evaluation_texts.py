@@ -311,7 +311,8 @@ class GramIndex:
     def hits(
         self, hashes: np.ndarray, counts: np.ndarray
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Texts with an n-gram of a benchmark text, and the number of the n-gram, for each length.
+        """Yield, for each n-gram length, the texts that contain an n-gram of a benchmark text, and
+        the index of that n-gram.
 
         Args:
             hashes, counts: words of the texts, as `hashed_words` gives them.
@@ -347,7 +348,7 @@ def share_contained(text: str, benchmark_text: str, settings: Containment) -> fl
 
 
 def hashed_visible_words(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """As `hashed_words`, of words that invisible characters do not cut in two."""
+    """Hash all words as `hashed_words` does, after removing invisible characters inside them."""
     return hashed_words([t if t.isascii() else t.translate(_INVISIBLE) for t in texts])
 
 
@@ -362,8 +363,8 @@ GRAM_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 def grams_of_lengths(
     hashes: np.ndarray, counts: np.ndarray, wanted: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Hash the n-grams of each text, n being chosen text by text; return the hashes and the text
-    index of each.
+    """Hash the n-grams of each text, where n may differ between texts; return the hashes and each
+    hash's text index.
 
     Args:
         hashes: (words,) uint64 of all texts' words.

@@ -218,8 +218,8 @@ def _write_texts(working: str, config: Overlap, root: str) -> str:
 
 @dataclass(frozen=True)
 class FindOverlap:
-    """Task: find the rows of a part to remove because of evaluation texts, and such hard negatives
-    in its other rows.
+    """Task: find the rows of a part to remove because of evaluation texts, and the hard negatives
+    to remove from its other rows.
     """
 
     folder: str

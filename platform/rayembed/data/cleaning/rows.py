@@ -1,5 +1,5 @@
-"""Select rows over all parts (first of equal ids, random samples), and rewrite parts without the
-removed rows.
+"""Select rows over all Parquet parts (first of equal ids, random samples), and rewrite parts
+without the removed rows.
 
 Removed rows are listed for review, each with the row or text that it matched:
 
@@ -121,7 +121,7 @@ _NO_NEGATIVES: np.ndarray = np.empty((0, 2), dtype=np.int64)
 
 @dataclass(frozen=True)
 class RowsOfPart:
-    """Work item: the selected rows of a part, with the changes to make in them."""
+    """Work item: the selected rows of a Parquet part, with the changes to make in them."""
 
     part: Part
     packed: bytes
@@ -177,8 +177,8 @@ def rows_of_parts(
 
 @dataclass(frozen=True)
 class KeepRows:
-    """Task: rewrite a part with the kept rows only, dropping removed negatives and replacing
-    averaged scores.
+    """Task: rewrite a Parquet part with the kept rows only, dropping removed negatives and
+    replacing averaged scores.
     """
 
     folder: str
@@ -204,7 +204,7 @@ class KeepRows:
 
 
 def without(lists: pa.ListArray, gone: np.ndarray) -> pa.ListArray:
-    """Copy Arrow lists without the given elements.
+    """Copy an array of Arrow lists without the given elements of these lists.
 
     Args:
         lists: n lists, or nulls for none.
@@ -279,5 +279,7 @@ def write_removed(
 
 
 def some(examples: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the first examples of all results, as many as a manifest shows for one reason."""
+    """Return the first examples of all results, limited to the number that a manifest shows for
+    each reason.
+    """
     return list(islice(chain.from_iterable(examples), _EXAMPLES))

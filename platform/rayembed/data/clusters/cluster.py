@@ -200,7 +200,7 @@ class _Job:
         return self._run(self.writer.folder, "k-means", task, restarts, "gpu or machine")
 
     def assign(self, centroids: str, digest: str, groups: Groups | None) -> list[Result]:
-        """Assign all pairs to clusters, and return one result for each part."""
+        """Assign all pairs to clusters, and return one result for each Parquet part."""
         working = self.writer.working_folder
         is_grouped = groups is not None
         task = AssignPart(working, self.vectors, centroids, digest, in_groups=is_grouped)
@@ -208,8 +208,8 @@ class _Job:
         return self._run(working, "assign", task, items, "gpu or cpu")
 
     def read_clusters(self, assigned: Sequence[Result], into: np.ndarray) -> np.ndarray:
-        """(clusters,) int64 number of rows in each cluster; copies the cluster of every row into
-        `into`.
+        """(clusters,) int64 number of rows in each cluster; also writes the cluster of every row
+        into the array `into`.
 
         Args:
             into: (rows,) takes the cluster of each row.
@@ -223,7 +223,7 @@ class _Job:
         return sizes
 
     def tour(self, centroids: np.ndarray, used: np.ndarray, groups: Groups | None) -> np.ndarray:
-        """Order the non-empty clusters so that similar ones are neighbours; returns their
+        """Order the non-empty clusters so that similar ones are neighbours; return their
         numbers.
         """
         purpose = f"{self.context.seed}\0{self.dataset}\0packing".encode()
@@ -235,7 +235,7 @@ class _Job:
         return np.asarray(used[order])
 
     def rewrite(self, batches: Batches, scratch: Path) -> list[Result]:
-        """Write the records as new parts in batch order, and return one result for each
+        """Write the records as new Parquet parts in batch order, and return one result for each
         part.
 
         Args:
@@ -266,7 +266,9 @@ class _Job:
 
 
 def _sizes(sizes: np.ndarray) -> dict[str, Any]:
-    """Return the histogram and the mean, median and extremes of cluster sizes, for the manifest."""
+    """Return the histogram of cluster sizes with their mean, median and extremes, for the
+    manifest.
+    """
     counts, edges = np.histogram(sizes, _BINS)
     return {
         "mean": round(float(sizes.mean()), 3),

@@ -54,7 +54,9 @@ class Batches:
         return len(self.order) * self.pairs
 
     def read(self) -> Iterator[np.ndarray]:
-        """Yield (some batches, G) int64 row numbers of consecutive batches."""
+        """Yield (batches, G) int64 row numbers of consecutive batches, several batches at a
+        time.
+        """
         many, within = max(1, _ROWS_AT_ONCE // self.pairs), np.arange(self.pairs)
         for start in range(0, len(self), many):
             number = self.order[start : start + many]
@@ -68,7 +70,9 @@ class Batches:
 
 
 def _of_rest(number: np.ndarray, before: np.ndarray, place: np.ndarray) -> np.ndarray:
-    """Return the sorted positions of leftover rows, given their numbers among all leftover rows."""
+    """Return the positions, in the list of rows sorted by cluster, of leftover rows that are given
+    by their numbers among all leftovers.
+    """
     cluster = np.searchsorted(before, number, side="right") - 1
     found: np.ndarray = place[cluster] + (number - before[cluster])
     return found

@@ -1,4 +1,4 @@
-"""Rewrite parts in batch order: rows are sent to the output part of their batch and
+"""Rewrite Parquet parts in batch order: rows are sent to the output part of their batch and
 gathered there.
 
 Vectors are moved with their rows, so that false negatives are found where a batch is assembled.
@@ -29,7 +29,9 @@ _SHOWN_CHARACTERS = 160
 
 @dataclass(frozen=True)
 class ScatterPairs:
-    """Task: send each row of a part, with its vectors, to the output part that holds its batch."""
+    """Task: send each row of a Parquet part, with its vectors, to the output part that holds its
+    batch.
+    """
 
     vectors: Vectors
     batch_pairs: int
@@ -58,7 +60,7 @@ class GatherBatches:
     """Batch numbers whose queries are reported."""
 
     def __call__(self, block: Block) -> Result:
-        """Write the part; return `parts`, and of its batches the mean `similarity`, the number of
+        """Write the output part; return `parts`, the batches' mean `similarity`, and the numbers of
         `masked` pairs and of rows left `alone`.
 
         `alone` counts rows of which all other documents of the batch are masked; `queries` are some

@@ -73,13 +73,13 @@ def sample_keys(id_hash: np.ndarray, seed: int) -> np.ndarray:
 
 
 def pair_vectors(vectors: Vectors, part: Part) -> tuple[np.ndarray, np.ndarray]:
-    """(n, D) float16 vectors of a part's queries, and of each row's first positive."""
+    """(n, D) float16 vectors of the queries in a Parquet part, and of each row's first positive."""
     texts = vectors.texts(part)
     return vectors.queries(part), vectors.documents(part)[texts.place[texts.first[:-1]]]
 
 
 def vectors_of_positives(vectors: Vectors, part: Part) -> list[np.ndarray]:
-    """Return for each row of a part the (p, D) float16 vectors of its p positives, in their
+    """Return for each row of a Parquet part the (p, D) float16 vectors of its p positives, in their
     order.
     """
     texts = vectors.texts(part)
@@ -173,7 +173,7 @@ class FindCentroids:
 
 @dataclass(frozen=True)
 class AssignPart:
-    """Task: assign each pair of a part to a cluster by its concatenation ψ(q)⊕φ(d)."""
+    """Task: assign each pair of a Parquet part to a cluster by its concatenation ψ(q)⊕φ(d)."""
 
     folder: str
     vectors: Vectors
@@ -221,7 +221,7 @@ def _clusters(path: str, _: str, in_groups: bool) -> tuple[np.ndarray, Groups | 
 
 
 def load_made(path: str) -> np.ndarray:
-    """Load an array that a task saved.
+    """Load an array that an earlier task saved.
 
     Raises:
         ArtifactError: the file is missing or broken.
@@ -230,8 +230,8 @@ def load_made(path: str) -> np.ndarray:
 
 
 def load_groups(centroids: str) -> Groups:
-    """Load the groups of clusters that are saved next to the given centroids file; raises the
-    errors of `load_made`.
+    """Load the groups of clusters that are saved next to the given centroids file; raises the same
+    errors as `load_made`.
     """
     path = _groups_path(centroids)
     return Groups(**load_arrays(path, remedy(path)))

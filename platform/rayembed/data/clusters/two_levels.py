@@ -38,7 +38,7 @@ class Groups:
     """(g + 1,) int64: group i has the clusters `first[i]` to before `first[i + 1]`."""
 
     def of(self, cluster: np.ndarray) -> np.ndarray:
-        """(n,) int64 group of each cluster."""
+        """(n,) int64 group number of each of the given clusters."""
         return np.asarray(np.searchsorted(self.first, cluster, side="right") - 1)
 
 

@@ -1,3 +1,3 @@
-"""How steps of data preparation run: work items, files of records, and the shuffle of rows between
+"""Execution of data preparation: work items, files of records, and the shuffle of rows between
 tasks.
 """

@@ -23,7 +23,7 @@ from rayembed.data.engine.work_items import Execute, Needs, Result, WorkItem, ru
 
 
 class Sent(NamedTuple):
-    """Rows that a task has made of one item, with the bucket of each row."""
+    """Rows that a task made from one work item, with the bucket of each row."""
 
     table: pa.Table
     bucket: np.ndarray
@@ -76,7 +76,7 @@ class Buckets:
     def rows(
         self, level: int, number: int, first: int = 0, last: int | None = None
     ) -> list[pa.Table]:
-        """Read a coarse bucket's rows of one level, from its files `first` to `last`
+        """Read the rows of one coarse bucket at one level, from its files `first` to `last`
         (exclusive).
         """
         above, segment = (0, number) if level == 1 else divmod(number, self.route.fan)

@@ -1,5 +1,5 @@
-"""Index files of parts: for all rows the columns that ordering needs, such as hashes, without the
-texts.
+"""Index files next to Parquet parts: the columns by which rows are ordered, such as hashes, without
+the texts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ object storage, 57,400 of them take 72 s."""
 
 @dataclass(frozen=True)
 class PartIndex:
-    """Columns that drawing rows for batches needs, 29 bytes a row."""
+    """Columns that are needed to draw rows for batches, 29 bytes per row."""
 
     id_hash: np.ndarray
     """(rows,) int64 hash of the record's id; sorts and identifies rows."""
@@ -37,8 +37,8 @@ _COLUMNS = tuple(field.name for field in fields(PartIndex))
 
 
 def read_column(parts: Sequence[Part], name: str, into: np.ndarray | None = None) -> np.ndarray:
-    """Read one column of the index of all parts as a (rows,) array; no other column stays in
-    memory.
+    """Read one column of the index of all Parquet parts as a (rows,) array; no other column stays
+    in memory.
 
     Args:
         into: array that takes it, for instance of a file.
@@ -56,7 +56,8 @@ def read_column(parts: Sequence[Part], name: str, into: np.ndarray | None = None
 
 
 def index_chunks(parts: Sequence[Part]) -> Iterator[PartIndex]:
-    """Iterate over the indexes of consecutive parts, several parts at a time, in their order.
+    """Iterate over the indexes of consecutive Parquet parts, several parts at a time, in their
+    order.
 
     The files of these are read together, as each read of object storage waits for its answer.
 

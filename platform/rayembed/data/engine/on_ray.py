@@ -40,7 +40,7 @@ _GPUS_THERE_ARE = TeacherPlacement()
 
 
 def ray_pipeline_context(run: DataRun) -> PipelineContext:
-    """Make the context with which preparation runs its tasks on the whole cluster.
+    """Make the context with which data preparation runs its tasks on the whole cluster.
 
     The run's storage must be readable and writable on all machines.
     """
@@ -54,7 +54,7 @@ def ray_pipeline_context(run: DataRun) -> PipelineContext:
 
 
 def _teachers_precision(placement: TeacherPlacement) -> Precision:
-    """Choose the number type that is fast on the machines that run teachers.
+    """Choose the number type that is fast on the nodes that run teachers.
 
     GPUs that have not joined yet are not checked.
     """

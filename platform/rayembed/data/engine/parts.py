@@ -73,8 +73,8 @@ _FOLDER_OF_STEP = re.compile(r".*/(data/[^/]+|plans)/[^/]+(?=/)")
 
 
 def rows_per_part(rows: int) -> int:
-    """Number of rows to write into a part, given the number of all rows; larger data sets have
-    larger parts, which keeps the number of files low.
+    """Choose the number of rows in each Parquet part from the number of all rows; larger data sets
+    get larger parts, which keeps the number of files low.
     """
     growth = 1
     while growth < MOST_GROWTH and rows >= growth * MANY_ROWS:
@@ -108,7 +108,7 @@ class PartItem:
 
     @property
     def key(self) -> str:
-        """Content hash of the part, which identifies the work item."""
+        """Content hash of the Parquet part, which identifies the work item."""
         return self.part.digest
 
 
@@ -133,7 +133,7 @@ def write_part(folder: str, records: Sequence[Record]) -> Part:
 
 
 def write_table(folder: str, table: pa.Table) -> Part:
-    """Write a table of records as a part below `folder`, and its index next to it."""
+    """Write a table of records as a Parquet part below `folder`, and its index next to it."""
     content = parquet_bytes(table)
     path = join(folder, f"part-{xxhash.xxh3_128_hexdigest(content)}.parquet")
     # The index first: where a part is, its index is.
@@ -150,7 +150,7 @@ def write_table(folder: str, table: pa.Table) -> Part:
 
 
 def index_path(path: str) -> str:
-    """Path of a part's index file, which has the columns of `index.PartIndex`."""
+    """Path of a Parquet part's index file, which has the columns of `index.PartIndex`."""
     return with_ending(path, ".index.npz")
 
 
@@ -160,7 +160,7 @@ def _hashes(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def read_table(path: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read all or some columns of a part as an Arrow table.
+    """Read all or some columns of a Parquet part as an Arrow table.
 
     Raises:
         ArtifactError: the file is missing or broken.
@@ -189,5 +189,5 @@ def remedy(path: str) -> str:
 
 
 def read_records(path: str) -> list[Record]:
-    """Read the records of a part, in its order."""
+    """Read the records of a Parquet part, in its order."""
     return [Record.from_row(row) for row in read_table(path).to_pylist()]

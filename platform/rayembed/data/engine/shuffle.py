@@ -44,7 +44,9 @@ _PLACE = np.dtype("<i8")
 
 
 def number_of_buckets(size: int, bytes_per_bucket: int = BYTES_PER_BUCKET) -> int:
-    """Number of buckets for this many bytes of data, whatever the size of the cluster."""
+    """Choose the number of buckets for this many bytes of data, independent of the size of the
+    cluster.
+    """
     return max(1, -(-size // bytes_per_bucket))
 
 
@@ -145,7 +147,7 @@ class Scatter:
 
 
 def send_rows(path: str, table: pa.Table, bucket: np.ndarray, route: Route) -> None:
-    """Write a table as one file of a route's first level, divided by bucket.
+    """Write a table as one file of the first level of a route, divided by bucket.
 
     Args:
         bucket: (rows,) of each row, from 0 to `route.buckets`, that one excluded.

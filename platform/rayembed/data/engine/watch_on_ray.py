@@ -65,8 +65,8 @@ class Watch:
         self._late: dict[str, Counter[int]] = {}
 
     def take(self, execution: str, numbers: list[int], name: str, place: Place) -> list[int]:
-        """Register which units a process will run, and return how often each of them has timed out
-        before.
+        """Register which units of work a process will run, and return how often each of them has
+        timed out before.
 
         Args:
             numbers: of the units that a process takes; it begins the first.
@@ -77,7 +77,7 @@ class Watch:
         return [late[number] for number in numbers]
 
     def begin(self, execution: str, number: int, name: str, place: Place) -> None:
-        """Record that a process starts a unit, and so has finished its previous one."""
+        """Record that a process starts a unit of work, and so has finished its previous one."""
         running = self._running.setdefault(execution, {})
         # The process that had it before is dead.
         for other in [p for p, one in running.items() if one.number == number]:
@@ -85,23 +85,24 @@ class Watch:
         running[place] = Running(number, name, place, self._clock())
 
     def note(self, execution: str, place: Place, share: float) -> None:
-        """Record which share of its unit a process has done."""
+        """Record which share of its unit of work a process has done."""
         running = self._running.get(execution, {})
         if place in running:
             running[place] = replace(running[place], share=share)
 
     def end(self, execution: str, place: Place) -> None:
-        """Record that a process has finished all its units."""
+        """Record that a process has finished all its units of work."""
         self._running.get(execution, {}).pop(place, None)
 
     def running(self, execution: str) -> list[Running]:
-        """Return the running units, the longest-running first."""
+        """Return the running units of work, the longest-running first."""
         now, found = self._clock(), self._running.get(execution, {})
         units = [replace(one, seconds=now - one.seconds) for one in found.values()]
         return sorted(units, key=lambda unit: -unit.seconds)
 
     def count_late(self, execution: str, unit: Running, *, ended: bool) -> None:
-        """Remove the process of a unit that exceeded the time limit, and count the timeout.
+        """Remove the process of a unit of work that exceeded the time limit, and count the
+        timeout.
 
         Args:
             ended: whether it was alive and has been killed for that.
@@ -116,7 +117,7 @@ class Watch:
 
 
 def name_of(item: object) -> str:
-    """Name of a unit for messages: its key, and the file that it reads, if any."""
+    """Name of a unit of work for messages: its key, and the file that it reads, if any."""
     key = str(getattr(item, "key", item))
     for holder in (item, getattr(item, "part", None), getattr(item, "piece", None)):
         if isinstance(path := getattr(holder, "path", None), str):
@@ -125,8 +126,8 @@ def name_of(item: object) -> str:
 
 
 def too_late(name: str, seconds: float) -> str:
-    """Make the error message for a unit that exceeded the time limit in every process that tried
-    it.
+    """Make the error message for a unit of work that exceeded the time limit in every process that
+    tried it.
     """
     return (
         f"the unit {name} took longer than placement.unit_seconds={seconds:g} in each of {TRIES} "
@@ -137,7 +138,8 @@ def too_late(name: str, seconds: float) -> str:
 
 
 def next_units(left: int, cpus: int, seconds: float | None) -> tuple[int, int]:
-    """Return how many units to submit next, and how many of them each Ray task shall run.
+    """Return how many units of work to submit next, and how many of them each Ray task
+    runs.
 
     Few units are tried first where there are many: how long they take decides how many share a
     task. So the cost that Ray has for each task does not show, and no execution has so many tasks
@@ -173,15 +175,15 @@ _KILL_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Guard:
-    """Handle with which worker processes report their units to the watch."""
+    """Handle through which worker processes report their units of work to the `Watch` actor."""
 
     watch: Any
     execution: str
     limit_seconds: float
 
     def watched(self, units: Sequence[tuple[int, Any]]) -> Iterator[Any]:
-        """Yield the items of numbered units one by one, reporting each unit to the watch before it
-        starts.
+        """Yield the items of numbered units of work one by one, reporting each unit to the `Watch`
+        actor before it starts.
 
         Raises:
             WorkerError: a unit was too late too often.
@@ -203,7 +205,9 @@ class Guard:
             self.watch.end.remote(self.execution, place)
 
     def _noting(self, place: Place) -> Listener:
-        """Make the listener that reports a unit's progress to the watch from time to time."""
+        """Make the listener that reports the progress of a unit of work to the `Watch` actor from
+        time to time.
+        """
         last, pause = time.monotonic(), _pause(_NOTE_SECONDS, self.limit_seconds)
 
         def note(share: float) -> None:
@@ -231,8 +235,8 @@ def _late(answer: Any, number: int) -> list[int]:
 
 @contextmanager
 def watching(limit_seconds: float, listener: Listener | None = None) -> Iterator[Guard]:
-    """Watch one execution: log its slow units, and kill processes whose unit exceeds the time
-    limit.
+    """Watch one execution: log its slow units of work, and kill processes whose unit exceeds the
+    time limit.
 
     Args:
         listener: hears how much of the units that run is done, as a number of units.
@@ -251,8 +255,8 @@ def watching(limit_seconds: float, listener: Listener | None = None) -> Iterator
 
 @lru_cache(maxsize=1)
 def _watch(*driver: str) -> Any:
-    """Start the driver's watch once, on the driver's node, since losing this node ends the driver
-    too.
+    """Start the driver's `Watch` actor once, on the driver's node, since losing this node ends the
+    driver too.
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     watch = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
@@ -300,7 +304,7 @@ def _line(running: Sequence[Running], limit_seconds: float) -> str:
 
 
 def _end(guard: Guard, unit: Running) -> None:
-    """Kill the process of a unit that exceeded the time limit."""
+    """Kill the process of a unit of work that exceeded the time limit."""
     node, process = unit.place
     on_node = NodeAffinitySchedulingStrategy(node, soft=False)
     kill = ray.remote(num_cpus=0, max_retries=0)(_kill).options(scheduling_strategy=on_node)

@@ -1,5 +1,5 @@
-"""Run a task on many independent work items, so that a killed job resumes with the items that are
-left.
+"""Run a task on many independent work items, so that a killed job resumes with the unfinished
+items.
 
 A task and its items are plain picklable objects. An `Execute` runs them in this process or on Ray
 Data, with the same results and files.
@@ -128,8 +128,8 @@ def run_tasks(
 
 
 class _FewExamples:
-    """Drops examples of rejected rows from results once earlier results gave enough for their
-    reason.
+    """Drops examples of rejected rows from results once earlier results have enough examples of the
+    same reason.
 
     A process holds the results of all items, a hundred thousand and more. Manifests show what comes
     first in the items' order, so that nothing is dropped that would be shown.

@@ -33,8 +33,8 @@ _NONE = np.empty(0, np.int64)
 def choose(
     context: PipelineContext, dataset: DatasetConfig, items: Sequence[ConvertedRows]
 ) -> HeldOutRows:
-    """Choose the held-out rows of the data set as its settings say: a share, groups or
-    listed ids.
+    """Choose the held-out rows of the data set by its settings: a share, groups or listed
+    ids.
 
     Raises:
         DataError: fewer than `MIN_DOCUMENTS` documents would be, or the file of ids cannot be had.

@@ -1,5 +1,5 @@
-"""Make the held-out part of a data set once: its rows, the texts barred from training, and a set to
-score in BEIR's layout or of graded pairs.
+"""Make the held-out part of a data set: its rows, the texts to exclude from training, and an
+evaluation set (in BEIR's layout, or graded pairs).
 
     storage/data/held_out/<data set>-<fingerprint>/parts/           its rows, as records
                                                    texts.npz        hashes of its texts
@@ -114,16 +114,16 @@ def make_part(context: PipelineContext, checked: ResolvedDataset) -> HeldOutPart
 
 @dataclass(frozen=True)
 class CollectRows:
-    """Task: write the held-out rows of a piece; a row that gives several records is written as its
-    first one.
+    """Task: write the held-out rows of one piece of the source; of a row that gives several
+    records, only the first is written.
     """
 
     folder: str
     chosen: HeldOutRows
 
     def __call__(self, item: ConvertedRows) -> Result:
-        """Write the part's rows; return `parts` and counts, in which other rows count as rejected
-        because kept for training.
+        """Write the held-out rows; return `parts` and counts, in which rows kept for training count
+        as rejected.
         """
         writer = RecordWriter(self.folder)
         for records in item.rows():
@@ -262,8 +262,8 @@ def _check_is_handed_on(name: str, source: Source, held_out: HeldOut | None) -> 
 
 
 def _checked_version(part: DatasetArtifact, source: Source) -> DatasetArtifact:
-    """Return the held-out part if its hashes have this program's version, else raise, since other
-    hashes would exclude no text.
+    """Return the held-out part if it was made with this program's version of the text hashes;
+    otherwise raise, since other hashes would exclude no text.
     """
     if (code := part.manifest["inputs"].get("code")) != CODE_VERSION:
         raise ArtifactError(

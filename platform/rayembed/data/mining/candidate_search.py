@@ -101,8 +101,8 @@ def cut_mining(rows: Sequence[int], documents: int, *, indexed: bool = False) ->
 
 
 def parts_of_texts(parts: int) -> int:
-    """Number of parts whose candidates' texts are read together, for a unit of this many
-    parts.
+    """Number of Parquet parts whose candidates' texts are read together, for a mining unit of the
+    given number of parts.
 
     The negatives of one part are spread over nearly all parts of a corpus, so that fewer would read
     all texts more often. With 7 negatives of a kilobyte, the texts of four parts take some 300 MB.

@@ -97,9 +97,7 @@ def without_ineligible(
 
 
 def given_positives(queries: Queries, corpus: CorpusIndex) -> np.ndarray:
-    """(G,) bool mask of the hard negatives given by the rows themselves that are positives of their
-    query.
-    """
+    """(G,) bool mask of the rows' own hard negatives that are in fact positives of their query."""
     asker = queries.of_row[queries.given_of]
     positives = np.sort(pair_hash(corpus.text_hash[queries.positive], queries.positive_of))
     return among(positives, pair_hash(queries.given_hash, asker))
@@ -161,7 +159,7 @@ def refused(candidates: MinedCandidates, *against: tuple[int, np.ndarray]) -> Mi
 def _of_rows(
     hashes: np.ndarray, asker: np.ndarray, of: np.ndarray, wanted: np.ndarray
 ) -> np.ndarray:
-    """(Q, C) bool mask of hashes that are among the hashes listed for their query; `of` names the
+    """(Q, C) bool mask of hashes that occur in the list of hashes of the same query; `of` gives the
     query of each listed hash.
     """
     return among(np.sort(pair_hash(wanted, of)), pair_hash(hashes, asker[:, None]))

@@ -76,7 +76,7 @@ class CorpusFiles:
 
 @dataclass(frozen=True)
 class CorpusIndex:
-    """Metadata of all documents of the corpus, in memory or memory-mapped."""
+    """Metadata of all documents of the corpus, as arrays in memory or memory-mapped."""
 
     files: CorpusFiles
     keep: np.ndarray
@@ -154,14 +154,14 @@ class CorpusIndex:
         return among(self.classes, pair_hash(text_hash, label_hash))
 
     def shares(self, query_hash: np.ndarray) -> np.ndarray:
-        """(n,) bool mask of queries that several rows have, so that these rows share their
+        """(n,) bool mask of queries that occur in several rows, so that these rows share their
         positives.
         """
         return among(self.shared_query, query_hash)
 
     def is_vague(self, query_hash: np.ndarray) -> np.ndarray:
-        """(n,) bool mask of queries that several rows have, with more than `MOST_SHARED` positives
-        in all.
+        """(n,) bool mask of queries that occur in several rows, with more than `MOST_SHARED`
+        positives in all.
         """
         return among(self.vague_query, query_hash)
 
@@ -287,7 +287,7 @@ def _metadata(files: CorpusFiles) -> dict[str, np.ndarray]:
 
 
 def _in_turn(pool: ThreadPoolExecutor, files: CorpusFiles) -> Iterator[PartTexts]:
-    """Yield the text indexes of all parts in order, reading several files at a time."""
+    """Yield the text indexes of all Parquet parts in order, reading several files at a time."""
     for first in range(0, len(files.parts), _READ_AT_ONCE):
         yield from pool.map(files.index.texts, files.parts[first : first + _READ_AT_ONCE])
 

@@ -33,8 +33,8 @@ def histogram(scores: np.ndarray) -> list[int]:
 
 
 def refused_counts(lists: Sequence[MinedCandidates], copies: int, given: int) -> dict[str, int]:
-    """Count the refused candidates by reason, over all rows and teachers; reasons without any are
-    left out.
+    """Count the refused candidates by reason, over all rows and teachers; reasons without any
+    candidate are left out.
 
     Args:
         copies: near-duplicates that were met while negatives were chosen.
@@ -49,7 +49,7 @@ def refused_counts(lists: Sequence[MinedCandidates], copies: int, given: int) ->
 
 
 def count_candidates(lists: Sequence[MinedCandidates]) -> int:
-    """Number of candidates that were looked at, over all rows and teachers."""
+    """Count the candidates that mining considered, over all rows and teachers."""
     return sum(int((candidates.status != EMPTY).sum()) for candidates in lists)
 
 
@@ -91,7 +91,7 @@ def example(
 
 
 def write_examples(folder: str, part: str, examples: Mapping[int, Mapping[str, Any]]) -> None:
-    """Write the examples of a unit under their sort keys, for `add_up_mining`."""
+    """Write the examples of a mining unit under their sort keys, for `add_up_mining`."""
     values = {str(order): one for order, one in examples.items()}
     write_json(join(folder, f"{part}.json"), values)
 

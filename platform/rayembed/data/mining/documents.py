@@ -116,7 +116,7 @@ class ReadDocuments:
 def corpus_of(
     context: PipelineContext, corpus: settings.Corpus, held_out: HeldOut
 ) -> tuple[ArtifactWriter, list[FilePiece]]:
-    """Return the writer of the corpus' folder, which may not exist yet, and the pieces of its
+    """Return the writer of the corpus's folder, which may not exist yet, and the pieces of its
     document files.
 
     Raises:
@@ -140,7 +140,7 @@ def make_documents(
     pieces: Sequence[FilePiece],
     held_out: HeldOut,
 ) -> DatasetArtifact:
-    """Make or reuse the folder of the corpus' documents.
+    """Make or reuse the folder with the corpus's documents.
 
     Raises:
         DataError: no documents, or too many rows without one.
@@ -205,7 +205,7 @@ def write_documents(folder: str, texts: Sequence[str]) -> Part:
 
 
 def _accept(corpus: settings.Corpus, results: Sequence[Result]) -> None:
-    """Raise if the corpus has no documents, or too many rows without one."""
+    """Raise if the corpus has no documents, or too many rows without a document."""
     rows, documents, rejected = add_up(results)
     counts = ", ".join(f"{count} × {reason}" for reason, count in rejected.items())
     good = (_DUPLICATE, HELD_OUT_TEXT)

@@ -254,7 +254,7 @@ def _tell(made: DatasetArtifact) -> None:
 
 
 def _teachers(config: MiningConfig) -> tuple[Teacher, ...]:
-    """All teachers, in the order in which each proposes a negative in turn."""
+    """All teachers, in the order in which they take turns to propose negatives."""
     return (config, *config.further_teachers)
 
 

@@ -1,5 +1,5 @@
-"""Distinct queries of a part, with the positives that must not become their negatives, and the
-rows' own hard negatives.
+"""Distinct queries of a Parquet part, with the positives that must not become their negatives, and
+the rows' own hard negatives.
 
 Rows with the same query form one query with the positives of all, so that dependent results are
 computed once instead of for each row. The negatives that rows bring are the only candidates where
@@ -21,8 +21,8 @@ from rayembed.search.order import NO_RESULT
 
 @dataclass(frozen=True)
 class Queries:
-    """Arrays about a part's queries: N rows with Q distinct queries, P positives and G hard
-    negatives given by the rows.
+    """Arrays about the queries of a Parquet part: N rows with Q distinct queries, P positives and G
+    hard negatives given by the rows.
     """
 
     query_hash: np.ndarray
@@ -168,7 +168,7 @@ def _array(values: Sequence[int]) -> np.ndarray:
 def given_lists(
     records: Sequence[Record], queries: np.ndarray, given: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scores and ids of each row's given hard negatives, best first, in the format of
+    """Scores and ids of each row's own hard negatives, best first, in the format of
     `search.exact.top_k`.
 
     Args:

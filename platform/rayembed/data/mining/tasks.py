@@ -1,4 +1,4 @@
-"""The mining task, which selects the hard negatives of all rows of a unit.
+"""The mining task, which selects the hard negatives of all rows of a mining unit.
 
 What a process holds of a unit: vectors of its queries, 12 bytes for each candidate of each query,
 and beyond that the rows and texts of some parts at a time (`found.parts_of_texts`).
@@ -87,7 +87,9 @@ class _MinedPart:
 
 @dataclass(frozen=True)
 class MineParts:
-    """Task: select hard negatives for the rows of a unit's parts, and write these as new parts."""
+    """Task: select hard negatives for the rows of a mining unit's Parquet parts, and write these
+    rows as new parts.
+    """
 
     folder: str
     """Folder of the output parts."""
@@ -102,8 +104,8 @@ class MineParts:
     load_cross_encoder: Callable[[CrossEncoder, str, str], Scorer] = load_cross_encoder
 
     def __call__(self, item: MineUnit, device: str = "cpu") -> Result:
-        """Write the unit's new parts, and return their names with the statistics that
-        `counts.add_up_mining` sums.
+        """Write the mining unit's new Parquet parts, and return their names with the statistics
+        that `counts.add_up_mining` sums.
         """
         found: list[list[TopK | None]] = [[None] * len(item.parts) for _ in self.teachers]
         # A cross-encoder takes most of the time where there is one, else the search.
@@ -222,8 +224,8 @@ class MineParts:
         corpus: CorpusIndex,
         positives: Sequence[Sequence[str]],
     ) -> tuple[list[tuple[Negative, ...]], int]:
-        """Return the given hard negatives that each row keeps, and how many were refused as the
-        query or a positive.
+        """Return the rows' own hard negatives that they keep, and how many were refused because
+        they equal the query or a positive.
         """
         if self.config.pool == "given":
             return [()] * len(records), 0
@@ -348,8 +350,8 @@ def _histograms(
     decided: Sequence[Sequence[RankedCandidates]],
     chosen: Sequence[Sequence[Sequence[SelectedNegative]]],
 ) -> list[dict[str, list[int]]]:
-    """Make histograms, for each teacher, of the scores that the rule compared: positives, chosen
-    and refused candidates.
+    """Make histograms, for each teacher, of the scores that the mining rule compared: positives,
+    chosen and refused candidates.
     """
     found = []
     for number in range(len(decided[0])):

@@ -185,8 +185,8 @@ def _shares(values: Mapping[str, Any]) -> str:
 
 
 def _drawn(plan: Mapping[str, Any], drawn: Mapping[str, Any]) -> list[str]:
-    """List the steps that draw from the data set and the positives that they train, where these are
-    not simply all.
+    """List the steps that draw from the data set, also by language, and how many of the drawn rows'
+    positives are trained, as far as the plan records them.
     """
     lines = [f"- steps: {drawn['steps']:,} of {plan['num_steps']:,}"] if "steps" in drawn else []
     languages = drawn.get("languages", [])
@@ -230,8 +230,8 @@ _TOLD = (
 
 
 def lineage(plan: BatchPlan, step: int) -> list[tuple[Record, tuple[DatasetArtifact, ...]]]:
-    """Return each row of a global batch with the folders of its data set, from the one that the
-    plan read back to the converted records.
+    """Return each row of a global batch with the folders of its data set, from the folder that the
+    plan reads back to the folder of the converted records.
 
     A record tells the source rows that it was made from (`origin`), and of its negatives, which the
     plan kept, rank, score, rule and teacher; the folders' manifests have settings, teachers, counts
@@ -247,8 +247,8 @@ def lineage(plan: BatchPlan, step: int) -> list[tuple[Record, tuple[DatasetArtif
 
 
 def folders_of(plan: BatchPlan) -> dict[str, tuple[DatasetArtifact, ...]]:
-    """Map each data set to its folders, from the one that the plan read back to the converted
-    records.
+    """Map each data set to its folders, from the folder that the plan reads back to the folder of
+    the converted records.
 
     Raises:
         ArtifactError: as `lineage`.

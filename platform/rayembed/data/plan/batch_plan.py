@@ -37,8 +37,8 @@ only make the footer longer, which each of them reads."""
 
 @dataclass(frozen=True)
 class StepFiles:
-    """Finished files of a plan, from which a range of a step's rows can be read. Picklable; opened
-    when they are read.
+    """Finished files of a batch plan, from which a range of a step's rows can be read. Picklable;
+    opened when they are read.
     """
 
     folder: str
@@ -94,7 +94,7 @@ def write_steps(folder: str, table: pa.Table, *, first_step: int, rows_per_step:
 
 
 def finish(entry: Entry, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Write the manifest that finishes a plan, with the sizes of its files.
+    """Write the manifest that completes a batch plan, with the sizes of its files.
 
     Args:
         manifest: `num_steps` and `steps_per_file` among others; `held_out` steps follow the last.
@@ -108,7 +108,7 @@ def finish(entry: Entry, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_manifest(folder: str, version: int, kind: str | None = None) -> dict[str, Any]:
-    """Read the manifest of a finished plan.
+    """Read the manifest of a finished batch plan.
 
     Raises:
         ArtifactError: there is no finished plan of this version and kind, or a broken one.
@@ -127,7 +127,7 @@ def read_manifest(folder: str, version: int, kind: str | None = None) -> dict[st
 
 
 def check_files(folder: str, manifest: Mapping[str, Any]) -> None:
-    """Check that all files of a finished plan exist with their recorded sizes.
+    """Check that all files of a finished batch plan exist with their recorded sizes.
 
     Raises:
         ArtifactError: one is not; the first is named.

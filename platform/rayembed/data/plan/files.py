@@ -38,8 +38,8 @@ ROWS_PER_FILE = 8192
 
 @dataclass(frozen=True)
 class SendRows:
-    """Task: send each row of a part to the plan files of its positions, with the positive to be
-    trained there moved to the front.
+    """Task: send each row of a Parquet part to the plan files of its positions, with the positive
+    to be trained there moved to the front.
 
     Of a row with n positives the k-th place, from 0, trains the positive k mod n.
     """
@@ -162,7 +162,9 @@ class Gather:
 def placed_rows(
     table: pa.Table, item: PartPlaces, rows_per_step: int, steps_per_block: int
 ) -> Sent:
-    """Copy each row of a part to all its positions, and name the block of steps of each copy."""
+    """Copy each row of a Parquet part to all its positions in the plan, and name the block of steps
+    of each copy.
+    """
     row, position, _ = item.read()
     step, slot = np.divmod(position, rows_per_step)
     rows = table.take(pa.array(row))
@@ -177,7 +179,7 @@ def num_blocks(num_steps: int, steps_per_block: int) -> int:
 
 
 def blocks_of(buckets: Buckets, num_steps: int, steps_per_block: int) -> list[Block]:
-    """List the blocks of steps, as work items, whose rows `placed_rows` has sent."""
+    """List the blocks of steps to which `placed_rows` has sent rows, as work items."""
     return [
         Block(number, first, min(steps_per_block, num_steps - first), file_name(buckets.folder))
         for number, first in enumerate(range(0, num_steps, steps_per_block))

@@ -39,7 +39,7 @@ SMALL_LANGUAGE = "fewer rows of its language than a batch"
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """Settings that, with the rows, determine a batch plan."""
+    """Settings that determine a batch plan, together with the data sets' rows."""
 
     weights: Mapping[str, float]
     """Sampling weight of each data set."""
@@ -118,7 +118,7 @@ class Draws:
 
 
 def columns_for(loss: LossConfig) -> tuple[str, ...]:
-    """Columns of `parts.OPTIONAL` that a plan stores for a loss, given its `needs`."""
+    """Columns of `parts.OPTIONAL` that a batch plan stores for a loss, given its `needs`."""
     return tuple(column for need, column in _COLUMNS.items() if need in loss.needs)
 
 

@@ -81,8 +81,8 @@ such a query, about."""
 
 
 def frequent(query_hash: np.ndarray, most: int) -> set[int]:
-    """Find the queries that have more rows than an epoch has draws, so that a batch must hold them
-    several times.
+    """Find the queries that have more rows than an epoch has batches, so that a batch must hold
+    several rows of such a query.
 
     Memory grows with the rows of a batch alone: hashes are counted one by one only where those that
     end alike are so many.

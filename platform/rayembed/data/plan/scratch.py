@@ -99,8 +99,8 @@ _MOST_RUNS = 512
 
 
 def num_runs(num_rows: int) -> int:
-    """Number of files to divide rows into for sorting, about `ROWS_OF_RUN` rows each; more rows
-    each if there are very many.
+    """Number of files to divide rows into for sorting: about `ROWS_OF_RUN` rows in each file, or
+    more if there are very many rows.
     """
     return min(max(1, -(-num_rows // ROWS_OF_RUN)), _MOST_RUNS)
 
@@ -232,8 +232,8 @@ _PLACE = np.dtype([("row", "<i8"), ("position", "<i8")])
 
 @dataclass(frozen=True)
 class PartPlaces:
-    """Work item: a part, and the file with the positions of its rows in the plan; a row may have
-    several.
+    """Work item: a Parquet part, and the file with the positions of its rows in the plan; a row may
+    have several.
     """
 
     part: Part

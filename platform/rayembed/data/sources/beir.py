@@ -57,7 +57,7 @@ class BeirSource(FileRows):
 
     @property
     def paths(self) -> dict[str, str]:
-        """Map each setting of a path to that path."""
+        """Map the name of each path setting to its path."""
         return {"path": self.path, "corpus": self.corpus, "queries": self.queries}
 
     def check_files(self, dataset: DatasetConfig, files: Mapping[str, Sequence[FilePiece]]) -> None:

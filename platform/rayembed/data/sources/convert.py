@@ -62,8 +62,8 @@ class LeaveOut:
 
 
 def chooses_rows(dataset: DatasetConfig) -> bool:
-    """Whether held-out rows are chosen among the data set's own converted rows, not taken over from
-    an earlier job.
+    """Whether held-out rows are chosen among the data set's own converted rows, instead of being
+    taken over from an earlier job.
     """
     return dataset.held_out is not None and dataset.source.held_out_folder() is None
 

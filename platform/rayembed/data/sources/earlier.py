@@ -57,7 +57,7 @@ class RecordsSource(Source):
         return False
 
     def convert(self, conversion: Conversion) -> list[Result]:
-        """Copy the records of every part."""
+        """Copy the records of every Parquet part."""
         from rayembed.data.engine.parts import PartItem
 
         folder = conversion.writer.parts_folder
@@ -95,7 +95,7 @@ class RecordsSource(Source):
 
 @dataclass(frozen=True)
 class TakeRecords:
-    """Task: copy the records of a part into this data set.
+    """Task: copy the records of a Parquet part into this data set.
 
     Records keep their ids, negatives, scores, task and origins. Instructions of the data set
     replace theirs; other rows' documents are negatives only if both allow it.

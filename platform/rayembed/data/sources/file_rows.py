@@ -125,7 +125,7 @@ class FileRows(FileSource, Source):
 
     @property
     def paths(self) -> dict[str, str]:
-        """Map each setting of a path to that path; relative paths start from `data.root`."""
+        """Map the name of each path setting to its path; relative paths start from `data.root`."""
         return {"path": self.path}
 
     @property
@@ -146,7 +146,7 @@ class FileRows(FileSource, Source):
         )
 
     def find(self, *, versions: bool = True) -> dict[str, tuple[FilePiece, ...]]:
-        """Map each setting of a path to the pieces of its files; see
+        """Map the name of each path setting to the pieces of its files; see
         `data.sources.files.list_pieces`.
         """
         from rayembed.data.sources.files import list_pieces

@@ -353,7 +353,7 @@ def _states(files: Sequence[_File]) -> tuple[str, ...]:
 
 
 def _with_version(file: _File, *, versions: bool) -> _File:
-    """Add the file's version; it stays empty if it is not known and `versions` is false."""
+    """Add the file's version; leave it empty if it is unknown and `versions` is false."""
     if file.version or not versions:
         return file
     state = "" if is_unpacked(file.path) else state_of(file.path)

@@ -283,7 +283,7 @@ def _read_jsonl(
 
 
 def _no_array(piece: FilePiece, lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """Pass the lines on, but raise if they form one JSON array of rows.
+    """Yield the lines unchanged, but raise if they form one JSON array of rows.
 
     A row may be a list, also of lists or objects, but then it is whole and others follow.
     """

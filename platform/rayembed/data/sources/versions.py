@@ -45,7 +45,7 @@ def state_of(path: str) -> str:
 
 
 def state_there(found: pyarrow.fs.FileInfo) -> str:
-    """Version of a file in object storage: size and time of the last write."""
+    """Read the version of a file in object storage: size and time of the last write."""
     return f"{found.size}-{found.mtime_ns}"
 
 

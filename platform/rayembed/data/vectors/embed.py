@@ -52,7 +52,7 @@ _FILES_OF: Mapping[Texts, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class PartTexts:
-    """Index of the texts of a part with n rows and M distinct positives."""
+    """Index of the texts of a Parquet part with n rows and M distinct positives."""
 
     text_hash: np.ndarray
     """(M,) int64 hash of the distinct positives, in the order of their vectors."""
@@ -83,7 +83,7 @@ class Vectors:
     """Fingerprint of the teacher's weights."""
 
     def texts(self, part: Part) -> PartTexts:
-        """Load the index of the part's texts; raises the same errors as `queries`."""
+        """Load the index of the texts of a Parquet part; raises the same errors as `queries`."""
         loaded = read_copied(self.path(part, _LAST), load_arrays)
         return PartTexts(**{name: loaded[name] for name in PartTexts.__dataclass_fields__})
 
@@ -96,17 +96,17 @@ class Vectors:
         return _load(self.path(part, "queries.npy"))
 
     def documents(self, part: Part) -> np.ndarray:
-        """Load the (M, D) float16 unit vectors of the distinct positives; raises the errors of
+        """Load the (M, D) float16 unit vectors of the distinct positives; raises the same errors as
         `queries`.
         """
         return read_copied(self.path(part, "documents.npy"), _load)
 
     def has(self, part: Part, of: Texts = "rows") -> bool:
-        """Whether all vector files exist for the part's texts of the kind `of`."""
+        """Whether all vector files exist for the Parquet part's texts of the kind `of`."""
         return all(exists(self.path(part, name)) for name in _FILES_OF[of])
 
     def missing(self, parts: Sequence[Part], of: Texts = "rows") -> list[PartItem]:
-        """List the parts that lack a vector file for their texts of the kind `of`."""
+        """List the Parquet parts that lack a vector file for their texts of the kind `of`."""
         there = set(list_files(self.folder, recursive=False))
         return [
             PartItem(part)
@@ -117,7 +117,9 @@ class Vectors:
     def save(
         self, part: Part, queries: np.ndarray, documents: np.ndarray, texts: PartTexts
     ) -> None:
-        """Write the vectors of the part's queries and documents, and the index of its texts."""
+        """Write the vectors of a Parquet part's queries and documents, and the index of its
+        texts.
+        """
         save_array(self.path(part, "queries.npy"), queries.astype(np.float16))
         save_array(self.path(part, "documents.npy"), documents.astype(np.float16))
         save_arrays(self.path(part, _LAST), **vars(texts))
@@ -140,7 +142,9 @@ class Vectors:
         return join(self.folder, f"{name}.npy"), join(self.folder, f"{name}{TEXTS}")
 
     def save_file(self, name: str, vectors: np.ndarray, hashes: np.ndarray) -> None:
-        """Write texts' vectors and their (rows,) int64 hashes, the hashes first."""
+        """Write the texts' vectors and their (rows,) int64 hashes; the file of hashes is written
+        first.
+        """
         path, texts = self.paths(name)
         save_array(texts, hashes)
         save_array(path, vectors)
@@ -152,7 +156,7 @@ class Vectors:
 
 @dataclass(frozen=True)
 class EmbedPart:
-    """Task: embed the distinct texts of a part, unless their vectors exist."""
+    """Task: embed the distinct texts of a Parquet part, unless their vectors exist."""
 
     vectors: Vectors
     config: Teacher
@@ -160,7 +164,9 @@ class EmbedPart:
     of: Texts = "rows"
 
     def __call__(self, item: PartItem, device: str = "cpu") -> Result:
-        """Embed the texts of a part if their vectors do not exist yet; return its row counts."""
+        """Embed the texts of a Parquet part if their vectors do not exist yet; return its row
+        counts.
+        """
         rows = item.part.rows
         if not self.vectors.has(item.part, self.of):
             self._embed(item.part, device)
@@ -191,7 +197,7 @@ class EmbedPart:
 def embed_parts(
     context: PipelineContext, dataset: str, parts: Sequence[Part], teacher: Teacher
 ) -> Vectors:
-    """Return the vectors of all parts; vectors that do not exist yet are computed on the
+    """Return the vectors of all Parquet parts; vectors that do not exist yet are computed on the
     cluster.
 
     Args:
@@ -218,7 +224,7 @@ of float16."""
 def _warn_if_collapsed(
     dataset: str, teacher: Teacher, vectors: Vectors, parts: Sequence[Part]
 ) -> None:
-    """Warn if a teacher gives all documents of a part the same vector."""
+    """Warn if a teacher gives the same vector to all documents of a Parquet part."""
     for part in parts:
         documents = vectors.documents(part).astype(np.float32)
         if len(documents) < _FEWEST_DOCUMENTS or documents.shape[1] == 1:
@@ -294,7 +300,7 @@ def texts_of(records: Sequence[Record]) -> tuple[list[str], PartTexts]:
 
 
 def known_of(texts: Sequence[str]) -> PartTexts:
-    """Make the index of a part that has documents only, without rows or classes."""
+    """Make the index of a Parquet part that has documents only, without rows or classes."""
     hashes = np.array([text_hash(text) for text in texts], dtype=np.int64)
     return replace(texts_of([])[1], text_hash=hashes)
 

@@ -28,7 +28,7 @@ from rayembed.errors import ArtifactError, AssetError, DataError
 
 @dataclass(frozen=True)
 class TextIndex:
-    """Index that gives for each of N texts the file and the row of its vector, 16 bytes a text."""
+    """Index that maps each of N texts to the file and the row of its vector, 16 bytes per text."""
 
     text_hash: np.ndarray
     """(N,) int64, ascending."""
@@ -85,13 +85,13 @@ class TextIndex:
 
     @classmethod
     def load(cls, folder: str, name: str) -> "TextIndex":
-        """Read the arrays that `save` wrote; raises the errors of `load_array`."""
+        """Read the arrays that `save` wrote; raises the same errors as `load_array`."""
         return cls(*(load_array(join(folder, file)) for file in cls.files(name)))
 
     @classmethod
     def mapped(cls, folder: Path, name: str) -> "TextIndex":
-        """Memory-map the arrays that `save` wrote, on this machine's disk; raises the errors of
-        `load_array`.
+        """Memory-map the arrays that `save` wrote, on this machine's disk; raises the same errors
+        as `load_array`.
         """
         return cls(*(map_array(folder / file) for file in cls.files(name)))
 
@@ -174,8 +174,8 @@ class TeacherVectorLookup:
 
     @cached_property
     def _data(self) -> Path:
-        """Folder on this machine to which the files' paths are relative; copies the files from
-        object storage if need be.
+        """Return the folder on this machine to which the files' paths are relative; files in object
+        storage are copied there first.
         """
         data = root_of(self.folder)
         if not is_remote(data):

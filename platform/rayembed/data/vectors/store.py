@@ -201,8 +201,8 @@ def _finish(
 
 @dataclass(frozen=True)
 class EmbedFurther:
-    """Task: copy or embed the vectors of those texts of a part, such as negatives, that no vector
-    file has yet.
+    """Task: copy or embed vectors of a part's texts, such as negatives, that are in no vector file
+    yet.
     """
 
     vectors: Vectors
@@ -265,8 +265,8 @@ class EmbedFurther:
 def _embedded(
     context: PipelineContext, vectors: Vectors, chains: Chains, name: str, teacher: Teacher
 ) -> list[Part]:
-    """Embed a data set's queries and positives in the form of the step that has the fewest left to
-    embed; return its parts.
+    """Embed a data set's queries and positives, in the Parquet parts of the preparation step that
+    lacks the fewest vectors; return these parts.
     """
     costs = [
         sum(item.part.rows for item in vectors.missing(folder.parts)) for folder in chains[name]
@@ -300,7 +300,7 @@ def _elsewhere(context: PipelineContext, vectors: Vectors, chains: Chains) -> li
 
 
 def further_name(part: str, role: Role, hashes: np.ndarray) -> str:
-    """Name of the file with vectors of texts that the part's own files lack."""
+    """Name of the file with vectors of texts that the Parquet part's own vector files lack."""
     return f"{part}.{_FURTHER}-{role}-{xxhash.xxh3_64_hexdigest(hashes.tobytes())}"
 
 

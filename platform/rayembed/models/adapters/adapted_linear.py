@@ -101,7 +101,7 @@ def computed(
     scale: float,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the output (…, O), the adapter's inner product A d(x) of (T, R), and what the
+    """Compute the output (…, O), the adapter's inner product A d(x) of shape (T, R), and what the
     backward pass needs to repeat the dropout d: bits, or factors and d(x).
 
     All of one dtype.

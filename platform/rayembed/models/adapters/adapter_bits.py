@@ -100,8 +100,8 @@ def _product(constant: int, numbers: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def kept_down(x: Tensor, bits: Tensor, down: Tensor, keep: float) -> Tensor:
-    """Compute (x∘m) Aᵀ / keep of (T, R), the adapter's first product with dropout mask m, in the
-    dtype of x.
+    """Compute (x∘m) Aᵀ / keep, shape (T, R): the adapter's first product with dropout mask m, in
+    the dtype of x.
     """
     x, down, dtype = _wide(x), _wide(down), x.dtype
     return torch.mm(x * unpacked(bits, x.shape[1]), down.t()).div_(keep).to(dtype)
@@ -118,7 +118,7 @@ def kept_of_down(of_thin: Tensor, x: Tensor, bits: Tensor, keep: float) -> Tenso
 
 
 def kept_of_input(of_thin: Tensor, down: Tensor, bits: Tensor, keep: float) -> Tensor:
-    """Compute the gradient of x, (of_thin A)∘m / keep of (T, I), in the dtype of A."""
+    """Compute the gradient of x: (of_thin A)∘m / keep, shape (T, I), in the dtype of A."""
     found = torch.mm(_wide(of_thin), _wide(down)).div_(keep)
     return found.mul_(unpacked(bits, down.shape[1])).to(down.dtype)
 

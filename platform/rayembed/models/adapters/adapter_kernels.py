@@ -76,7 +76,7 @@ def down_kernel(
     x, bits, weight, out, tokens, inputs, rank, scale,
     TOKENS: tl.constexpr, INPUTS: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
-    """Compute (x∘m) Aᵀ · scale of (T, R)."""
+    """Compute (x∘m) Aᵀ · scale, shape (T, R)."""
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     row = tl.program_id(1) * RANK + tl.arange(0, RANK)
     width = (inputs + 7) // 8
@@ -100,7 +100,9 @@ def of_down_kernel(
     of_thin, x, bits, out, tokens, inputs, rank, scale,
     SPLIT: tl.constexpr, TOKENS: tl.constexpr, INPUTS: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
-    """Compute (of_thin)ᵀ (x∘m) · scale for one part of the tokens, in float32 of (splits, R, I)."""
+    """Compute (of_thin)ᵀ (x∘m) · scale for one part of the tokens, float32, shape (splits,
+    R, I).
+    """
     first = tl.program_id(0) * INPUTS
     column = first + tl.arange(0, INPUTS)
     split = tl.program_id(1).to(tl.int64)
@@ -126,7 +128,7 @@ def of_input_kernel(
     of_thin, weight, bits, out, tokens, inputs, rank, scale,
     TOKENS: tl.constexpr, INPUTS: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
-    """Compute (of_thin A)∘m · scale of (T, I)."""
+    """Compute (of_thin A)∘m · scale, shape (T, I)."""
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     first = tl.program_id(1) * INPUTS
     column = first + tl.arange(0, INPUTS)

@@ -106,8 +106,8 @@ def why_not_alike(
     together: Callable[[Tensor, Packed, Tensor], Tensor],
     longest: int,
 ) -> str | None:
-    """Try packed texts on the part and return the reason if their hidden states differ from single
-    texts'; None if they are equal.
+    """Run packed texts through a transformers model; return the reason if hidden states differ from
+    single texts' states, None if they are equal.
 
     Args:
         alone: states (T, H) of one text's ids (T,).
@@ -122,8 +122,8 @@ def why_not_alike(
 
 
 def _computes_in_half(part: nn.Module) -> bool:
-    """Whether the part computes matrix products in 16 bits: some of its weights have 16 bits, or
-    autocast is on.
+    """Whether a transformers model computes matrix products in 16 bits: some of its weights have 16
+    bits, or autocast is on.
     """
     weights = list(part.parameters())
     halved = any(weight.is_floating_point() and weight.itemsize < _FULL for weight in weights)

@@ -87,7 +87,8 @@ def published_width(found: EncoderFolder) -> int:
 
 
 def write_plain_format(model: PooledTransformer, folder: Path) -> list[ModuleEntry]:
-    """Write the files that sentence-transformers reads without rayembed; return its modules.
+    """Write the files that sentence-transformers reads without rayembed; return the entries of
+    `modules.json`.
 
     It has one maximum length for both roles: the larger one. It computes in the number type that
     config.json states, which is float32 whatever the weights are saved in: a CPU without bfloat16

@@ -50,5 +50,5 @@ class BiEncoderConfig(ArchitectureConfig):
 
     @property
     def description(self) -> str:
-        """Description for people: the architecture and its pooling."""
+        """Description of the model for people: its architecture and its pooling."""
         return f"A bi-encoder with {self.pooling.kind.replace('_', '-')} pooling"

@@ -165,7 +165,9 @@ class Causal2VecConfig(ArchitectureConfig):
 
     @property
     def description(self) -> str:
-        """Description for people: the architecture, and which states make the embedding."""
+        """Description of the model for people: its architecture, and which states make the
+        embedding.
+        """
         if self.encoder is None:
             return f"A {self.mask} LLM whose last token is the embedding"
         return (

@@ -126,8 +126,8 @@ class Causal2Vec(TransformerModel):
         read: Tensor | None,
         tokens: Tensor | None,
     ) -> Tensor:
-        """Combine states and readings to unit vectors (B, D) float32, as `representation`
-        says.
+        """Combine the LLM's states and the encoder's vectors into unit vectors (B, D) float32, as
+        the setting `representation` says.
 
         Args:
             last: (B, d) float32 states of EOS.

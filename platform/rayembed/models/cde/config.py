@@ -100,7 +100,7 @@ class CDEConfig(ArchitectureConfig):
 
     @property
     def description(self) -> str:
-        """Description for people: the architecture, and the size of its context."""
+        """Description of the model for people: its architecture, and the size of its context."""
         return (
             f"An encoder that reads a text behind vectors of {self.num_context} documents of its "
             "corpus (contextual document embeddings, arXiv 2410.02525)"

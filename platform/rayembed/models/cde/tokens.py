@@ -1,4 +1,4 @@
-"""CDE's tokens: a prefix or an instruction before a text; both encoders get the same."""
+"""CDE's tokens: a prefix or an instruction before a text; both encoders get the same tokens."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -245,7 +245,7 @@ def check_default_prompt(folder: Path, stated: Stated, document: str) -> None:
 
 
 def check_known(path: Path, settings: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise if a settings file has a key that is unknown here and has a value.
+    """Raise if a settings file has a value for a key that rayembed does not know.
 
     Raises:
         ArtifactError: one that may change vectors, by its name.

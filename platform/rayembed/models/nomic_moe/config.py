@@ -109,7 +109,7 @@ class NomicMoeConfig(ArchitectureConfig):
 
     @property
     def description(self) -> str:
-        """Description for people: the architecture and its experts."""
+        """Description of the model for people: its architecture and its experts."""
         if self.experts is None:
             return "A dense encoder with rotary positions and mean pooling"
         return (

@@ -110,7 +110,7 @@ def read_shape(folder: Path) -> EncoderShape:
 
 
 def shape_of(settings: Mapping[str, Any], where: str) -> EncoderShape:
-    """Read the encoder's shape from the content of a config.json; raises the errors of
+    """Read the encoder's shape from the content of a config.json; raises the same errors as
     `read_shape`.
 
     Args:

@@ -61,8 +61,8 @@ def load_start(folder: Path, config: NomicMoeConfig, dtype: torch.dtype) -> Nomi
 
 
 def empty_start(folder: Path, config: NomicMoeConfig) -> NomicEncoder:
-    """Build the initial encoder on the meta device; raise the errors of `load_start`, as far as
-    names and shapes of safetensors files show them.
+    """Build the initial encoder on the meta device; raises the same errors as `load_start`, as far
+    as names and shapes in safetensors files show them.
     """
     settings = read_json(folder / "config.json")
     encoder = empty_encoder(settings, config, str(folder))

@@ -1,5 +1,5 @@
-"""Tokens of Nomic Embed v2; in training texts are padded to full length if padding counts in the
-balance of the experts.
+"""Tokens of Nomic Embed v2; in training, texts are padded to full length if the experts' balance
+loss counts padding.
 """
 
 import copy

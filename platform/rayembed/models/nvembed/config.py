@@ -61,7 +61,7 @@ class NVEmbedConfig(ArchitectureConfig):
 
     @property
     def description(self) -> str:
-        """Description for people: the architecture, its mask and its pooling."""
+        """Description of the model for people: its architecture, its mask and its pooling."""
         mask = "without its causal mask" if self.mask == "bidirectional" else "with causal mask"
         pooling = self.pooling.kind.replace("_", "-")
         return f"A decoder LLM {mask} and {pooling} pooling (NV-Embed, arXiv 2405.17428)"

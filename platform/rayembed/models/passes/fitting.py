@@ -1,4 +1,4 @@
-"""Reaction to a full GPU in inference: the model's later forward passes have fewer tokens.
+"""Handle a full GPU in inference: give the model's later forward passes fewer tokens.
 
 Other processes may take memory at any time, and texts differ in length, so that no budget is right
 for all. What a pass computes does not depend on the others.

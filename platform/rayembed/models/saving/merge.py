@@ -118,7 +118,7 @@ def merge(method: Method, models: Iterable[Weights], shares: Sequence[float]) ->
 
 
 def _add(merged: dict[str, Tensor], model: Weights, method: Method, share: float) -> None:
-    """Add one more model, times its share, to the merged weights in place."""
+    """Add one more model's weights, multiplied by its share, to the merged weights in place."""
     for name, tensor in model.items():
         if not tensor.is_floating_point():
             continue

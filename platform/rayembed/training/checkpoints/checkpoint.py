@@ -47,8 +47,8 @@ _DIGESTS = "digests"
 
 @dataclass(frozen=True)
 class Position:
-    """How far a checkpoint is: its stage and step, with the run, plan and number of workers that it
-    belongs to.
+    """Position of a checkpoint: its stage and step, with the run, plan and number of workers that
+    it belongs to.
     """
 
     stage: str
@@ -288,7 +288,5 @@ def seed_worker(seed: int, number: int) -> None:
 
 
 def expected_position(stage: str, run_fingerprint: str, plan_fingerprint: str) -> Position:
-    """Return the position that this run's checkpoints must have; the step in it is a
-    placeholder.
-    """
+    """Return the position that this run's checkpoints must have, with a placeholder as its step."""
     return Position(stage, 0, run_fingerprint, plan_fingerprint, world_size())

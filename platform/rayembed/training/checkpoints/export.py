@@ -60,8 +60,8 @@ def export(run: Run, weights: str | None, folder: str) -> None:
 def upload_model(
     folder: str, made_of: bytes, save: Callable[[Path], None], *, embeds: bool = True
 ) -> None:
-    """Let `save` write a model into a local folder, add its proof, and upload it to a folder in
-    storage.
+    """Let `save` write a model into a local folder, add the model's stored reference vectors, and
+    upload the folder to storage.
 
     One that is there whole, made of the same, stays; another is replaced.
 

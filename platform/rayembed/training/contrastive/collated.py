@@ -116,8 +116,8 @@ def collate_context(
 
 
 class Needed(NamedTuple):
-    """Number of forward passes and tokens of a worker's batch; a step uses the maximum over
-    workers.
+    """Number of forward passes and tokens that a worker's batch needs; each step uses the maximum
+    over workers.
     """
 
     passes: int

@@ -199,7 +199,7 @@ def _states(model: EmbeddingModel) -> Iterator[list[Tensor]]:
 
 
 def _counts(batch: dict[str, Tensor]) -> Tensor:
-    """(N,) float32 number of times that each token position counts, 0 for padding."""
+    """(N,) float32 number of times that each token position counts in the error, 0 for padding."""
     occurrences = batch.get("occurrences")
     packed = Packed.of(batch)
     if packed is None:

@@ -76,7 +76,7 @@ class StoppableTrainer(TorchTrainer):  # type: ignore[misc]  # Ray is not typed
 
 
 def end_with_checkpoint(trainer: StoppableTrainer, sink: Any, stage: str) -> None:
-    """Make the workers write a checkpoint, if they can in time, and end them.
+    """Make the workers write a checkpoint, if they can in time, and then stop them.
 
     Args:
         sink: the `MetricsSink` actor.

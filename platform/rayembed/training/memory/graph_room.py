@@ -161,8 +161,8 @@ class GraphRoom:
         return way.graphs
 
     def less(self) -> int | None:
-        """Return a lower memory limit than the last step needed, for the next start; None if less
-        is impossible.
+        """Return a lower memory limit than the last step needed, for the next start; None if a
+        lower one is impossible.
 
         Three quarters of what the step was planned to keep; where it had a limit already, 0.
         """

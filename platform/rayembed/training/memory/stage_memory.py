@@ -77,7 +77,8 @@ class MemoryPlan:
 
     @classmethod
     def read(cls, folder: str) -> "MemoryPlan":
-        """Read the plan from a folder in storage; an empty plan if the folder has none.
+        """Read the memory plan from a folder in storage; return an empty plan if the folder has
+        none.
 
         Raises:
             ArtifactError: the file is no plan.
@@ -94,13 +95,13 @@ class MemoryPlan:
             ) from error
 
     def write(self, folder: str) -> None:
-        """Write the plan into a folder in storage."""
+        """Write the memory plan into a folder in storage."""
         write_atomic(join(folder, MEMORY_FILE), json.dumps(asdict(self)).encode())
 
 
 class StageMemory:
-    """Applies the memory plan of one stage on this worker, and turns out-of-memory errors into
-    helpful ones.
+    """Applies the memory plan of one stage on this worker, and adds advice to out-of-memory
+    errors.
 
     Args:
         folder: of the stage's checkpoints, in storage; None: the plan is kept nowhere.
@@ -128,7 +129,7 @@ class StageMemory:
             )
 
     def room(self, model: TrainableModel, to_come: Callable[[], int]) -> GraphRoom:
-        """Make the object that measures memory and decides which activations each step
+        """Make the `GraphRoom`, which measures memory and decides which activations each step
         keeps.
 
         Where a GPU must compute the same bits each time nothing goes by the memory that is free:
@@ -217,7 +218,7 @@ class StageMemory:
             raise raised from error
 
     def _followed(self, folder: str) -> MemoryPlan:
-        """Read the stored plan and agree on one for all workers; start with an empty plan if
+        """Read the stored memory plan and agree on one for all workers; start with an empty plan if
         devices or settings have changed.
         """
         devices = sorted(set(gather_texts(device_label(self._device.type))))
@@ -245,7 +246,7 @@ class StageMemory:
         return not largest(int(pads), self._device)
 
     def _less(self) -> MemoryPlan | None:
-        """Make a plan that takes less memory than the current one; None if the settings
+        """Make a memory plan that takes less memory than the current one; None if the settings
         allow none.
         """
         if self._folder is None or self._room is None or self._fixed:

@@ -84,7 +84,9 @@ def still_needed(
     stopping: EarlyStoppingConfig | None,
     keep: Literal["best", "last"],
 ) -> set[int]:
-    """Return the steps in `there` whose weights may still be scored or passed on."""
+    """Return the steps in `there` whose weights may still be scored or passed on to the
+    next stage.
+    """
     choice = choose(scores, steps, stopping)
     if choice.ends_at is not None:
         return {step for step in there if step == choice.step}

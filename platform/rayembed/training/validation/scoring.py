@@ -133,7 +133,7 @@ class ValidationScoring:
             )
 
     def tidy(self) -> None:
-        """Remove weights that will neither be scored nor passed on."""
+        """Remove weights that will neither be scored nor passed on to the next stage."""
         there = self._folder.steps()[0]
         config = self._config
         needed = still_needed(
