@@ -47,8 +47,8 @@ class DeviceMemoryError(RayembedError):
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether a retry may succeed: true if a storage did not answer, or if the next attempt may
-    have enough GPU memory.
+    """Whether a retry may succeed: the storage did not answer, or the next attempt may have enough
+    GPU memory.
     """
     if isinstance(error, DeviceMemoryError):
         return error.may_pass

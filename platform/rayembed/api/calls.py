@@ -44,8 +44,8 @@ def check_addresses(**given: Any) -> None:
 
 
 def default_name(kind: str, run: Run, keys: Iterable[str]) -> str:
-    """Derive a run's default name from its settings and its files' content, so that changed rows
-    make a new run.
+    """Derive a run's default name from its settings and the content of its files, so that changed
+    rows start a new run.
 
     Args:
         kind: begins the name.
@@ -64,8 +64,8 @@ def assignments_of(settings: Mapping[str, Any]) -> list[str]:
 
 @contextmanager
 def shown() -> Iterator[None]:
-    """Show rayembed's log inside the block, unless the caller has set up logging; stop signals end
-    the block in order.
+    """Show rayembed's log inside the block, unless the caller has set up logging; a stop signal
+    lets the block clean up first.
     """
     with ended_in_order(), _log_shown():
         yield

@@ -72,8 +72,8 @@ class Embedder:
     def similarity(
         self, queries: str | Sequence[str], documents: str | Sequence[str], **options: Any
     ) -> "np.ndarray":
-        """Cosine similarities of queries (rows) and documents (columns); a single text, not in a
-        list, has no axis.
+        """Cosine similarities of queries (rows) and documents (columns); a side given as a single
+        text adds no axis.
 
         Options are those of `encode`.
         """

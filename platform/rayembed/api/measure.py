@@ -83,7 +83,9 @@ def evaluate(
 
 
 def _asked(tasks: Any, storage: str) -> dict[str, Any]:
-    """Convert the argument `tasks` to evaluation settings: benchmarks, tasks or own sets."""
+    """Convert the argument `tasks` to evaluation settings: benchmarks, mteb tasks or the user's own
+    sets.
+    """
     if isinstance(tasks, Mapping):
         folder = _beir_folder(tasks, storage)
         return {"own_sets": [{"name": Path(folder).name, "path": folder}]}
@@ -165,7 +167,7 @@ def _text_row(part: str, name: Any, text: Any) -> dict[str, str]:
 
 
 def _as_text(value: Any) -> Any:
-    """Convert a whole number to its digits, as ids in files are read; other values stay
+    """Convert a whole number to its decimal digits, as ids are read from files; return other values
     unchanged.
     """
     plain = _plain(value)
@@ -173,7 +175,9 @@ def _as_text(value: Any) -> Any:
 
 
 def _id(value: Any, part: str) -> str:
-    """Convert an id to text, as in files: a text stays as it is, a number becomes its digits."""
+    """Convert an id to text, as ids are read from files: texts are unchanged, numbers become their
+    digits.
+    """
     from rayembed.data.sources.cells import RowError, name_in
 
     try:

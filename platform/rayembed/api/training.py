@@ -64,7 +64,7 @@ class Trained:
 
     @property
     def scores(self) -> dict[str, dict[str, float]]:
-        """Model → task → main score, for the untrained model, each stage, mixtures and baselines;
+        """Map each scored model (untrained, stages, mixtures, baselines) to its main score by task;
         empty without an evaluation.
         """
         table = self.outcome.table
@@ -72,14 +72,14 @@ class Trained:
 
     @property
     def verdict(self) -> str | None:
-        """Describe the guard's decision: gains in points of each candidate on own and general
-        tasks, and the kept model; None without a guard.
+        """Describe the guard's decision: each candidate's gains on own and general tasks, in
+        points, and the kept model; None without a guard.
         """
         verdict = self.outcome.verdict
         return None if verdict is None else verdict.summary
 
     def take(self, share: float) -> "Trained":
-        """Keep and register a mixture with another share of the trained model, without training
+        """Keep and register the mixture with the given share of the trained model, without training
         again.
 
         Args:
@@ -99,7 +99,9 @@ class Trained:
 
     @property
     def run(self) -> Run:
-        """All settings of the run; write `run.to_yaml()` to a file for a job's `--recipe`."""
+        """All settings of the run; `run.to_yaml()` gives the text of a file for a job's
+        `--recipe`.
+        """
         return self.outcome.run
 
     @property
@@ -194,7 +196,7 @@ def train(
 
 
 def trained_by(run: Run, callbacks: "Sequence[Callback]" = ()) -> Trained:
-    """Train a run, after checking that everything that its settings name exists.
+    """Train a run, after checking that all files and names in its settings exist.
 
     Raises:
         RayembedError: as `train`.

@@ -26,7 +26,9 @@ REMEDY = "Remove it and start the job again, which makes it again"
 
 
 def save_array(path: str, array: np.ndarray) -> None:
-    """Write an array as `.npy` with a checksum at the end; raises the errors of `write_atomic`."""
+    """Write an array as `.npy` with a checksum at the end; raises the same errors as
+    `write_atomic`.
+    """
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     _write(path, buffer)
@@ -74,7 +76,7 @@ def map_array(path: Path, remedy: str = REMEDY) -> np.ndarray:
 
 
 def save_arrays(path: str, **arrays: np.ndarray) -> None:
-    """Write named arrays as one `.npz` with a checksum at the end; raises the errors of
+    """Write named arrays as one `.npz` with a checksum at the end; raises the same errors as
     `write_atomic`.
     """
     buffer = io.BytesIO()
@@ -83,7 +85,7 @@ def save_arrays(path: str, **arrays: np.ndarray) -> None:
 
 
 def load_arrays(path: str, remedy: str = REMEDY) -> dict[str, np.ndarray]:
-    """Load arrays written by `save_arrays`, by name; raises the errors of `load_array`."""
+    """Load arrays written by `save_arrays`, by name; raises the same errors as `load_array`."""
     file = _unsealed(path, remedy)
     with _told(path, remedy), _ONE_AT_A_TIME, np.load(file) as loaded:
         return dict(loaded)
@@ -96,7 +98,7 @@ def _write(path: str, buffer: io.BytesIO) -> None:
 
 def _unsealed(path: str, remedy: str) -> io.BytesIO:
     """Read a file, verify the checksum at its end, and return the content before it; raises the
-    errors of `load_array`.
+    same errors as `load_array`.
     """
     view = memoryview(read_bytes(path, remedy))
     with _told(path, remedy):
@@ -118,12 +120,16 @@ SEAL_BYTES = len(_MARK) + 16
 
 
 def is_seal(content: bytes | memoryview) -> bool:
-    """Whether bytes start with the mark of a seal, the checksum that ends a file."""
+    """Whether bytes start with the fixed mark of a seal, which is the checksum at the end of a
+    file.
+    """
     return bytes(content[: len(_MARK)]) == _MARK
 
 
 def seal_of(content: bytes | memoryview) -> bytes:
-    """Compute the seal of a content: a fixed mark followed by the content's xxh3-128 checksum."""
+    """Compute the seal of some content: a fixed mark followed by the content's xxh3-128
+    checksum.
+    """
     return _MARK + xxhash.xxh3_128_digest(content)
 
 

@@ -155,8 +155,8 @@ def _sealed_footer(file: pa.NativeFile) -> pq.FileMetaData:
 
 
 def _footer_of_any(file: pa.NativeFile) -> pq.FileMetaData | None:
-    """Read the footer of any Parquet file, checksum or not; None if unreadable, so that Arrow's own
-    error explains why.
+    """Read the footer of any Parquet file, with or without checksum; None if unreadable, so that
+    Arrow's own error explains why.
 
     Raises:
         pyarrow.ArrowInvalid: it has a seal and is not what was written.
@@ -253,7 +253,8 @@ def check_plain(schema: pa.Schema) -> None:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Raise if two columns have the same name, since readers would use either of them.
+    """Raise if two columns have the same name, because code that reads by name would get an
+    arbitrary one.
 
     Raises:
         pyarrow.ArrowInvalid: two have.
@@ -266,8 +267,8 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _foreign(dtype: pa.DataType) -> str | None:
-    """Name of an extension type at any depth of `dtype` whose Python class builds values; None if
-    there is none.
+    """Name of an extension type at any depth of `dtype` whose Python class would build the values;
+    None if there is none.
     """
     if isinstance(dtype, pa.BaseExtensionType):
         # Those that Python classes define may make their values themselves; Arrow's own do not.

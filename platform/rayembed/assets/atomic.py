@@ -31,7 +31,8 @@ _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.tmp")
 
 
 def write_beside(target: Path, content: BinaryIO) -> None:
-    """Write a file atomically, so that readers see the old content or the new, never a part.
+    """Write a file atomically, so that readers see the old content or the new, never a partly
+    written file.
 
     Missing folders are made; the content is on disk when the file has its name.
 

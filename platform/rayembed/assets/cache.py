@@ -104,8 +104,8 @@ def remove_unused(folder: Path, seconds: float, keep: Path) -> None:
 
 
 def is_complete(entry: Path, *, checked: bool = False) -> bool:
-    """Whether all files in an entry's manifest exist with the recorded size, or with the recorded
-    content if `checked`.
+    """Whether all files in an entry's manifest exist with the recorded size, or with `checked` the
+    recorded content.
     """
     try:
         listed = json.loads((entry / _MANIFEST).read_text(encoding="utf-8"))
@@ -151,8 +151,8 @@ def _replace(entry: Path, fill: Callable[[Path], None], checked: bool) -> None:
 
 
 def _check_is_ours(entry: Path) -> None:
-    """Raise unless the path holds a cache entry, whole or damaged, so that no foreign folder is
-    replaced.
+    """Raise unless the path holds a cache entry, whole or damaged, so that no other folder is
+    overwritten.
     """
     ours = entry.is_dir() and not entry.is_symlink()
     if not ours or {path.name for path in entry.iterdir()} - {_MANIFEST, _FILES}:

@@ -179,7 +179,7 @@ def is_unanswered(error: BaseException) -> bool:
 
 
 def why(error: BaseException) -> str:
-    """Text of a storage error; for a storage that does not answer it adds the attempts and their
+    """Text of a storage error; if the storage did not answer, with the number of attempts and their
     time limit.
     """
     if not is_unanswered(error):

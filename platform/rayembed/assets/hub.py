@@ -142,7 +142,7 @@ def fetch_model_from_hub(reference: str, cache: Path | None) -> Path:
 
 
 def look_at_hub(reference: str) -> None:
-    """Check, without a download, that a repository's revision is in the local cache or on
+    """Check, without downloading, that a repository's revision is in the local cache or on
     the hub.
 
     Raises:
@@ -166,7 +166,9 @@ def look_at_hub(reference: str) -> None:
 
 
 def model_files(names: list[str], inside: str = "") -> list[str]:
-    """Select the files below `inside` that loading a model needs; empty if they form no model."""
+    """Select the files in the folder `inside` that loading a model needs; empty if they form no
+    model.
+    """
     prefix = f"{inside}/" if inside else ""
     below = [name for name in names if name.startswith(prefix)]
     kept = [

@@ -135,7 +135,7 @@ def with_retries(
     waits: Sequence[float] = WAITS_SECONDS,
     sleep: Callable[[float], None] | None = None,
 ) -> T:
-    """Run `call`, and retry it after status 429, 408 or 5xx, a timeout or a lost
+    """Call `call`, and retry it after HTTP status 429, 408 or 5xx, a timeout or a lost
     connection.
 
     Args:
@@ -179,12 +179,12 @@ def _most_tries(error: BaseException, most: int) -> int:
 
 
 def passes(status: int) -> bool:
-    """Whether an HTTP status reports a temporary problem (408, 429 or 5xx)."""
+    """Whether an HTTP status means a temporary problem (408, 429 or 5xx)."""
     return status in (408, 429) or status >= 500
 
 
 def status_of(error: BaseException) -> int:
-    """HTTP status that led to the error, a temporary one first; 0 if there was none."""
+    """HTTP status that caused the error, preferably a temporary one; 0 if there was none."""
     found = [_status(cause) for cause in causes_of(error)]
     return next((s for s in found if passes(s)), next((s for s in found if s), 0))
 

@@ -17,7 +17,7 @@ DIGEST = "digest"
 
 
 def write_json(path: str, values: Mapping[str, Any], *, indent: int | None = None) -> None:
-    """Write an object as JSON with a digest; raises the errors of `write_atomic`."""
+    """Write an object as JSON with a digest; raises the same errors as `write_atomic`."""
     plain = json.loads(json.dumps(values))
     content = json.dumps({**plain, DIGEST: _digest(plain)}, indent=indent, ensure_ascii=False)
     write_atomic(path, content.encode())

@@ -1,5 +1,4 @@
-"""A lease in storage, so that only one job at a time works on a run, whichever machine it
-is on.
+"""A lease in storage that lets only one job at a time work on a run, on any machine.
 
 A lock of the operating system ends with its process but holds on one machine alone. Here each job
 has a claim, a small file of its own in a folder of the storage, and has the lease when it wrote its
@@ -78,8 +77,8 @@ def this_machine(lock: Path) -> str:
 
 
 def end_this_process(message: str) -> None:
-    """End the process at once, without another write into storage; the default when a lease is
-    lost.
+    """End the process at once, without another write to storage; the default when a lease
+    is lost.
 
     On Ray the workers end with their driver.
     """

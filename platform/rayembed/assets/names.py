@@ -1,4 +1,4 @@
-"""Make safe path parts from external names, as of registries, manifests, indexes and listings."""
+"""Make safe path parts from external names, such as those in registries, manifests and listings."""
 
 import hashlib
 import re

@@ -1,4 +1,5 @@
-"""Read byte ranges of files in place: local, in object storage, or in hub data sets.
+"""Read byte ranges of files without copying them: local, in object storage, or in hub data
+sets.
 
     pypi://…, sample://…                      what is unpacked or made in this machine's cache
     hf://datasets/org/name@revision/path      also @refs/convert/parquet, where the hub keeps a

@@ -46,8 +46,8 @@ def _makers() -> dict[str, EntryPoint]:
 
 
 def is_unpacked(reference: str) -> bool:
-    """Whether the reference names part of an archive or repository, which each machine unpacks or
-    makes in its cache.
+    """Whether the reference names part of an archive or a repository, which each machine unpacks or
+    creates in its cache.
     """
     scheme, separator, _ = reference.partition("://")
     return bool(separator) and scheme in ("pypi", *_BROUGHT_BY, *_makers())

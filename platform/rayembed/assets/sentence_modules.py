@@ -1,4 +1,4 @@
-"""Module classes of a sentence-transformers folder, and whether they are the folder's own
+"""Module classes of a sentence-transformers folder, and whether the folder brings its own
 code.
 
 sentence-transformers imports the classes that `modules.json` names. With `trust_remote_code` it
@@ -53,7 +53,8 @@ def foreign_modules(folder: Path) -> list[str]:
 
 @contextmanager
 def no_pickled_objects(folder: str | Path) -> Iterator[None]:
-    """Context manager for reading weights: pickled objects raise an error that says what to do.
+    """Context manager for reading weights: a file with pickled objects raises an error that says
+    what to do.
 
     torch's own error advises to allow them, which would run whatever code they name.
 

@@ -96,8 +96,8 @@ def join(path: str | Path, *parts: str) -> str:
 
 
 def below(root: str, path: str) -> str:
-    """Join a relative `path` to `root`; without a root, or for other paths, return `path`
-    unchanged.
+    """Join a relative `path` to `root`; return other paths unchanged, and all paths if `root` is
+    empty.
 
     Addresses, absolute paths and those of a home folder, `~/…`, are what they are.
     """
@@ -170,7 +170,8 @@ def unreadable(error: Exception) -> type[ArtifactError]:
 
 
 def write_atomic(path: str | Path, data: bytes) -> None:
-    """Write a file atomically: readers see the old content or the new, never a part.
+    """Write a file atomically: readers see the old content or the new, never a partly
+    written file.
 
     Locally: a file beside it, flushed to disk and renamed. In object storage a key appears when
     its upload is complete; one that an exception or a signal cuts off is never completed. Missing
@@ -210,7 +211,9 @@ def _write(path: str | Path, content: BinaryIO) -> None:
 def _upload(
     filesystem: pyarrow.fs.FileSystem, inside: str, content: BinaryIO | pyarrow.NativeFile
 ) -> None:
-    """Write the content to the path `inside`; if that fails, an existing file stays unchanged."""
+    """Write the content to the path `inside`; if that fails, an existing file there keeps its
+    content.
+    """
     opened: list[pyarrow.NativeFile] = []
     try:
         # In one call: an interrupt between opening and naming the stream would destroy it.

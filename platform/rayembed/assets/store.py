@@ -36,7 +36,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Entry:
-    """A folder of a store, named by a fingerprint of what its content depends on."""
+    """A folder of a store, named by a fingerprint of all inputs that its content depends on."""
 
     folder: str
 
@@ -58,8 +58,8 @@ class Entry:
     def get_or_make(
         self, make: Callable[[], Mapping[str, Any]], *, alone: bool = False
     ) -> tuple[Mapping[str, Any], bool]:
-        """Return the manifest of the finished folder, made if needed, and whether it existed or
-        another job made it.
+        """Return the manifest of the finished folder, made if needed, and whether the folder was
+        made before or by another job.
 
         Args:
             make: makes the folder and gives what `finish` gave. An error is ignored if another job
@@ -80,7 +80,7 @@ class Entry:
             return found, True
 
     def finish(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Write and return the manifest; if another job has written one meanwhile, return
+        """Write and return the manifest; if another job has written one in the meantime, return
         that one.
 
         Raises:

@@ -129,8 +129,8 @@ class StoredFolder:
 def _which(
     name: str, here: bytes, stored: Mapping[str, bytes], kept: Mapping[str, str] | None
 ) -> Literal["here", "stored", "neither"]:
-    """Decide whether the local or the stored version of a changed file continues the other, or
-    neither does.
+    """Decide which version of a changed file supersedes the other: the local one, the stored one,
+    or neither.
 
     Args:
         kept: digests of what storage had when it was last read or written here.

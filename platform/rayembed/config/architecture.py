@@ -12,7 +12,7 @@ from rayembed.config.types import Role
 
 
 class Adapters(NamedTuple):
-    """LoRA settings of one pretrained part of a model, and the name of that setting in error
+    """LoRA settings of one pretrained part of a model, and the path of these settings for error
     messages.
     """
 
@@ -75,15 +75,15 @@ class ArchitectureConfig(Settings):
         return self.model_copy(update={"lora": None}) if self.adapters else self
 
     def as_saved(self) -> Self:
-        """Copy the settings for the saved model: adapters merged, options that only training needs
+        """Copy the settings for the saved model: adapters merged, options that only training uses
         removed.
         """
         return self.without_adapters().model_copy(update={"keep_zeros": False})
 
     @property
     def template(self) -> str | None:
-        """Template with `{instruction}` for the text before an input; None: the instruction follows
-        the role's prefix as plain text.
+        """Template with `{instruction}` for the prompt before an input; None if the instruction
+        follows the role's prefix as plain text.
         """
         template: str | None = getattr(self, "instruction_template", None)
         return template
@@ -100,7 +100,9 @@ class ArchitectureConfig(Settings):
         return {"query": self.query_prefix, "document": getattr(self, "document_prefix", "")}
 
     def prompt(self, instruction: str, role: Role = "query") -> str:
-        """Literal prompt before a text of this role; an empty instruction counts as none."""
+        """Literal prompt before a text of this role; an empty instruction is treated as no
+        instruction.
+        """
         return literal_prompt(instruction, self.prefixes.get(role, ""), self.template)
 
     @property
@@ -126,20 +128,20 @@ class ArchitectureConfig(Settings):
 
     @property
     def num_experts(self) -> int:
-        """Number of experts of each mixture; 0 without mixtures."""
+        """Number of experts in each mixture-of-experts layer; 0 for models without experts."""
         return 0
 
     @property
     def offered_dimensions(self) -> tuple[int, ...] | None:
-        """Widths below the full one to which vectors can be cut; None: the widths that the loss
-        learns.
+        """Widths below the full one to which vectors can be cut; None if these are the widths that
+        the loss learns.
         """
         return None
 
     @property
     def head_settings(self) -> dict[str, object]:
-        """Settings that fix the shapes of weights outside the pretrained parts; models with equal
-        ones can load each other's weights.
+        """Settings that determine the shapes of weights outside the pretrained parts; models with
+        equal values can load each other's weights.
         """
         return {"kind": self.kind}
 

@@ -62,7 +62,7 @@ class DatasetConfig(Settings):
 
     @property
     def draws_by_seed(self) -> bool:
-        """Whether the run's seed changes the records, as when they are sampled."""
+        """Whether the run's seed changes the records, for example because they are sampled."""
         sampled = self.num_samples is not None or self.sample_share is not None
         return sampled or self.source.draws_by_seed
 
@@ -159,7 +159,7 @@ class DataConfig(Settings):
 
 
 def data_identity(values: dict[str, Any]) -> dict[str, Any]:
-    """Dumped `DataConfig` without settings that do not change the data: the root folder, and
+    """Remove from dumped `DataConfig` values what does not change the data: the root folder, and
     endpoints and rates of language models.
     """
     kept = {name: value for name, value in values.items() if name != "root"}
@@ -171,7 +171,7 @@ def data_identity(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_address(value: Any) -> Any:
-    """Reduce each group `llm` in nested settings to the language model's name and revision, without
+    """Reduce each `llm` group in nested settings to the language model's name and revision, without
     its endpoint.
     """
     if not isinstance(value, dict):

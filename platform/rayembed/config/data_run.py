@@ -34,7 +34,7 @@ class TeacherPlacement(UnitLimit, RuntimeSettings, DataPlacement):
     """Maximum seconds to wait for the first of the `gpus`."""
 
     def asks_ray(self) -> dict[str, bool]:
-        """Map each such setting to whether its value needs Ray."""
+        """Map each placement setting that can require Ray to whether its value does."""
         return {"gpus": self.gpus > 0}
 
     @model_validator(mode="after")

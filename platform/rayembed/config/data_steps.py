@@ -35,7 +35,7 @@ class DataStep(Settings):
 
     @property
     def of_negatives(self) -> str:
-        """Describe what the step does with hard negatives that rows already have; empty for
+        """Describe what the step does with hard negatives already in the rows; empty if it does
         nothing.
         """
         return ""

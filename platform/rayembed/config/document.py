@@ -138,8 +138,8 @@ def _without_place(text: str, root: str) -> str:
 
 
 def _sentence(text: str, root: str) -> str:
-    """Shorten this machine's absolute paths in a text: without the storage's path, with `~` for the
-    home folder.
+    """Shorten this machine's absolute paths in a text: the storage's path is removed, the home
+    folder becomes `~`.
     """
     for place, sent in ((root, ""), (_expanded("~"), "~/")):
         if len(place) > 1:

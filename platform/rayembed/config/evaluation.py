@@ -146,12 +146,14 @@ class EvaluationPlacement(FindingChoice, RuntimeSettings):
         return self.use_gpu is True
 
     def asks_ray(self) -> dict[str, bool]:
-        """Map each such setting to whether its value needs Ray."""
+        """Map each placement setting that can require Ray to whether its value does."""
         return {"workers": self.workers > 1, "tasks_at_once": self.tasks_at_once is not None}
 
 
 class ResultsPlace(Settings):
-    """Location of the results of a finished evaluation; all that a submission needs."""
+    """Location of the results of a finished evaluation, the only setting that a submission
+    needs.
+    """
 
     placement: EvaluationPlacement = EvaluationPlacement()
 

@@ -46,8 +46,8 @@ class HeldOutFraction(_HeldOut):
 
     @property
     def num_ranked(self) -> int:
-        """Number of documents that are ordered by hash to choose the held-out ones, so that `share`
-        of them is `max_queries`.
+        """Number of documents, ordered by hash, to choose the held-out ones from: about
+        `max_queries / share`.
         """
         return int(self.max_queries / self.share) + 1
 

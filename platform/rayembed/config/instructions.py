@@ -29,8 +29,8 @@ def plain_head(prefix: str, instruction: str) -> str:
 def instruction_with_examples(
     template: str, instruction: str, examples: Sequence[tuple[str, str]]
 ) -> str:
-    """Build an instruction whose expanded template contains in-context examples, followed by the
-    original instruction.
+    """Build an instruction that holds in-context examples, each expanded from the template, before
+    the original instruction.
 
     So a model that takes instructions takes examples too, wherever it runs. Each example is its
     query behind the template, `Response: ` and its positive, with an empty line behind it, much as

@@ -22,7 +22,7 @@ teachers."""
 
 @dataclass(frozen=True)
 class Widths:
-    """Vector widths of the trained model and its teachers, from which a loss makes its
+    """Vector widths of the trained model and its teachers, which determine the shapes of a loss's
     parameters.
     """
 

@@ -243,7 +243,7 @@ class MiningConfig(TeacherStep):
 
     @property
     def summary(self) -> str:
-        """Describe the number of negatives, the rule and the teacher."""
+        """Summarise the step: the number of negatives, the rule and the teacher."""
         return f"{self.num_negatives} by {self.rule.kind} with {self.teacher}"
 
     @property
@@ -314,7 +314,7 @@ class ClusterConfig(TeacherStep):
 
     @property
     def summary(self) -> str:
-        """Describe the batch size, the order of batches and the teacher."""
+        """Summarise the step: the batch size, the order of batches and the teacher."""
         return f"batches of {self.batch_pairs}, {self.packing}, by {self.teacher}"
 
 
@@ -368,7 +368,7 @@ class CleaningConfig(Settings):
 
     @property
     def cleaners(self) -> tuple[Cleaner, ...]:
-        """Settings of the cleaning methods that other packages add and this data set uses."""
+        """Settings of those cleaning methods of other packages that this data set uses."""
         return tuple(asked for _, asked in self if isinstance(asked, Cleaner))
 
 

@@ -35,7 +35,7 @@ else:
 
 
 def without_place(reference: str) -> str:
-    """Convert a model reference to its publishable form: of a local path only the last part
-    remains.
+    """Convert a model reference to its publishable form, in which a local path is reduced to its
+    last part.
     """
     return reference if ":/" in reference else PurePath(reference).name

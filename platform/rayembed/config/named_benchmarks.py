@@ -1,5 +1,5 @@
-"""Benchmarks by name beyond mteb's: some are groups of own sets, some define their own evaluation
-jobs.
+"""Benchmarks by name beyond mteb's: some are groups of evaluation sets, others define their own
+evaluation jobs.
 
 A `NamedBenchmark` is made of files that need no hub; other packages add theirs by entry points of
 the group `rayembed.benchmarks`. The settings that a run is made with have the sets in place of the
@@ -65,8 +65,8 @@ class NamedBenchmark(Protocol):
         ...
 
     def in_language(self, own: OwnSet, language: str) -> OwnSet | None:
-        """Return a set of the benchmark in another language, by mteb's code (`fra-Latn`); None if
-        there are no such texts.
+        """Return one of the benchmark's sets in another language, by mteb's code (`fra-Latn`); None
+        if it has no texts in that language.
         """
         ...
 
@@ -90,8 +90,8 @@ class JobBenchmark(Protocol):
         ...
 
     def jobs(self, run: EvaluationRun) -> Sequence[Any]:
-        """Make the evaluation jobs; each also has `finished(meta)`, which says whether no text is
-        left to embed.
+        """Make the evaluation jobs; `finished(meta)` of each says whether all its texts are
+        embedded already.
 
         Raises:
             ConfigError: it has nothing in the run's languages.
@@ -99,11 +99,11 @@ class JobBenchmark(Protocol):
         ...
 
     def keep(self, run: EvaluationRun, done: Sequence[Any]) -> None:
-        """Write the result tables from the `Done` of each finished job."""
+        """Write the result tables from the finished jobs, given as `Done` objects."""
         ...
 
     def scores(self, run: EvaluationRun, done: Sequence[Any]) -> Mapping[str, float]:
-        """Compute those scores that need no remote leaderboard, by name."""
+        """Compute the scores, by name, that can be computed without a remote leaderboard."""
         ...
 
     def report(self, run: EvaluationRun, done: Sequence[Any]) -> Sequence[str]:
@@ -182,7 +182,7 @@ def benchmark_of(reference: str) -> NamedBenchmark | None:
 
 
 def sets_to_choose(run: Run) -> tuple[OwnSet, ...]:
-    """Evaluation sets from which the guard takes those that match the user's own data in language
+    """Evaluation sets from which the guard selects those that match the user's own data in language
     and kind; empty without a guard.
 
     Sets that name a language, and sets of the user's own, are not among them.
@@ -200,8 +200,8 @@ def sets_to_choose(run: Run) -> tuple[OwnSet, ...]:
 
 
 def tokens_of_sets(sets: Iterable[OwnSet]) -> float:
-    """Estimate the number of tokens in the sets that belong to named benchmarks; other sets count
-    0.
+    """Estimate the number of tokens in evaluation sets of named benchmarks; other sets
+    count as 0.
     """
     known = [(benchmark_of(own.path), own) for own in sets]
     return sum(found.num_tokens(own) for found, own in known if found is not None)

@@ -189,7 +189,7 @@ class TrainLoopConfig(Protocol):
 
     @property
     def name(self) -> str:
-        """Name that the loop's folder, checkpoints and log lines have."""
+        """Name used in the loop's folder, checkpoints and log lines."""
         ...
 
     @property

@@ -115,8 +115,8 @@ def _assign(
 
 
 def _step(here: Any, annotation: Any, path: str, parts: list[str]) -> tuple[Any, Any, list[str]]:
-    """Resolve the first part of a path in the group `here`: its key, the type of its value, and the
-    rest of the path.
+    """Resolve the first part of a path in the settings group `here`: its key, the type of its
+    value, and the rest of the path.
     """
     part, rest = parts[0], parts[1:]
     prefix = path.removesuffix(".".join(parts)) + part
@@ -139,7 +139,7 @@ def _default(owner: type[Settings], name: str) -> Any:
 
 
 def _chosen(here: dict[str, Any], annotation: Any) -> type[Settings]:
-    """Settings class of a group; among alternatives, the class that its `kind` names."""
+    """Settings class of a group; if the group has alternatives, the class that its `kind` names."""
     classes = members(annotation)
     return next((c for c in classes if kind_of(c) == here.get("kind")), classes[0])
 

@@ -95,7 +95,7 @@ def check_model_name(name: str) -> str:
 
 
 def _digit(value: Any) -> Any:
-    """Convert a digit given as text to a number, as a `Literal` of numbers requires."""
+    """Convert a digit in text form to a number, because a `Literal` of numbers accepts no text."""
     return int(value) if isinstance(value, str) and value in ("0", "1", "2", "3") else value
 
 
@@ -131,7 +131,7 @@ class RuntimeSettings(Settings):
 
 
 class UnitLimit(Settings):
-    """Setting for the time limit of a unit of data preparation on Ray."""
+    """Setting for the time limit of one unit of work of data preparation on Ray."""
 
     unit_seconds: PositiveFloat = 86_400.0
     """Seconds after which a process that prepares a unit of data on Ray is killed as hanging;
@@ -319,12 +319,12 @@ class Placement(UnitLimit, FindingChoice, RuntimeSettings):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether each worker has a GPU; a bare `auto` counts as no until the job's start."""
+        """Whether each worker has a GPU; `auto` without `gpu` counts as no until the job starts."""
         return self.use_gpu is True or (self.use_gpu == "auto" and self.gpu is not None)
 
     @property
     def threads(self) -> int:
-        """Torch threads of each worker; for `auto` the maximum, until the run's start."""
+        """Torch threads of each worker; `auto` counts as the maximum until the run starts."""
         if self.threads_per_worker == "auto":
             return AUTO_THREADS
         return self.threads_per_worker or max(1, int(self.cpus_per_worker))

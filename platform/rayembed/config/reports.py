@@ -1,5 +1,5 @@
-"""Reports that other packages add by tables: copies of a run's curves in other trackers, and
-findings about scores.
+"""Reports that other packages add: copies of a run's metrics in other trackers, and analyses of
+scores.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,18 +15,18 @@ from rayembed.errors import require_packages
 
 
 class Mirror(Protocol):
-    """A run's copy in one tracker; it never fails, but warns."""
+    """Copy of a run's metrics in one tracker; a failure causes a warning, never an error."""
 
     def log_scores(self, name: str, scores: Mapping[str, float], step: int) -> None:
         """Log scores as `<name>/<task>` at a step of the run."""
 
     def close(self) -> None:
-        """Send the remaining data."""
+        """Send the remaining metrics."""
 
 
 @dataclass(frozen=True)
 class MirrorKind:
-    """A kind of tracker."""
+    """Table entry for a tracker that can hold copies of runs."""
 
     library: str
     """Required package, also the name of the extra that installs it."""
@@ -38,7 +38,7 @@ MIRRORS = NamedTable("rayembed.mirrors", MirrorKind, "tracker for placement.mirr
 
 
 def known_mirror(name: str) -> str:
-    """Check and return the name of a tracker that a package adds.
+    """Check that an installed package adds the named tracker, and return the name.
 
     Raises:
         ConfigError: none does; the message names the nearest.
@@ -59,7 +59,9 @@ def check_mirrors(names: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True)
 class FindingKind:
-    """A kind of finding. Its functions are import strings `module:name`, loaded after scoring."""
+    """Table entry for one analysis of scores, called a finding. Its functions are import strings
+    `module:name`, loaded after scoring.
+    """
 
     title: str
     """Heading of its table and of its section on the model card."""
@@ -74,7 +76,8 @@ FINDINGS = NamedTable("rayembed.findings", FindingKind, "finding for placement.f
 
 
 def known_finding(name: str) -> str:
-    """Check and return the name of a finding that a package adds.
+    """Check that an installed package adds the named analysis of scores, and return the
+    name.
 
     Raises:
         ConfigError: none does; the message names the nearest.
@@ -84,12 +87,12 @@ def known_finding(name: str) -> str:
 
 
 def chosen_findings(names: Iterable[str] | None) -> dict[str, FindingKind]:
-    """Findings by name: the named ones; None: all."""
+    """Look up the named analyses of scores; None selects all."""
     return FINDINGS.members() if names is None else {name: FINDINGS.get(name) for name in names}
 
 
 class FindingChoice(Settings):
-    """Choice of the findings that are made after scoring; they change no score."""
+    """Settings that choose the analyses of scores to run after scoring; they change no score."""
 
     findings: tuple[Annotated[str, AfterValidator(known_finding)], ...] | None = None
     """Names of the findings about the scores, such as texts of a task that were trained on; None:

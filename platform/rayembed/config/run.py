@@ -112,8 +112,8 @@ class Run(NamedRun):
             check_names("evaluation.validation.weights", validation.weights, self.validation_names)
 
     def check_choice(self) -> None:
-        """Check that validation, if it keeps the best weights, scores at least one step before the
-        last.
+        """Check that validation, if it is to keep the best weights, scores at least one step before
+        the last.
 
         Raises:
             ValueError: no stage has as many steps as lie between two scores.
@@ -136,7 +136,7 @@ class Run(NamedRun):
 
     @property
     def held_out_datasets(self) -> list[DatasetConfig]:
-        """Data sets that stages use and that hold a part out for scoring."""
+        """Data sets that stages use and that hold some rows out for scoring."""
         return [dataset for dataset in self.used_datasets if dataset.held_out is not None]
 
     @property
@@ -173,8 +173,8 @@ class Run(NamedRun):
 
     @property
     def query_choices(self) -> dict[str, str]:
-        """Map prompt names to query instructions if the last stage's data sets differ, so that
-        users must choose one by name.
+        """Map prompt names to query instructions if the last stage's data sets have different ones,
+        so that users must choose one by name.
         """
         if self.default_instructions().get("query"):
             return {}

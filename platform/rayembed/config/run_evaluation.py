@@ -158,8 +158,8 @@ _Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 class GuardConfig(Settings):
-    """Settings of the guard, which keeps the untrained model, the trained one or a mixture: the
-    largest gain on own data with an allowed loss on general tasks.
+    """Settings of the guard, which keeps the untrained model, the trained one or a mixture of both:
+    the one that gains most on own data at an allowed loss on general tasks.
 
     Own data are the held-out parts of the data sets and `evaluation.own_sets` but for those of a
     sample; all other tasks of the run are general ones.
@@ -184,7 +184,7 @@ class GuardConfig(Settings):
     @property
     def mixed(self) -> tuple[float, ...]:
         """Shares of the trained model in the mixtures to make: the configured candidates, or only
-        that of `take`.
+        the one set by `take`.
         """
         if self.take is None:
             return self.shares
@@ -192,14 +192,14 @@ class GuardConfig(Settings):
 
 
 class Reranker(CrossEncoder):
-    """A cross-encoder that puts the best documents of a search in order."""
+    """Settings of a cross-encoder that orders the best documents of a search again."""
 
     top_k: PositiveInt = 100
     """Best documents of each query that it scores; the others stay behind them."""
 
 
 class EvaluationConfig(Scores):
-    """Settings for the scores of a run's models and of the models compared with them."""
+    """Settings for scoring a run's models and the models compared with them."""
 
     before_training: bool = True
     """Whether the untrained model is scored for comparison."""
@@ -259,7 +259,7 @@ def own_sets_of(guard: GuardConfig, evaluation: EvaluationConfig) -> tuple[str, 
 
 
 def check_guard(guard: GuardConfig, evaluation: EvaluationConfig, holds_out: bool) -> None:
-    """Check that the guard has own data to compare models on.
+    """Check that the guard has own data on which to compare models.
 
     Args:
         holds_out: whether a data set of the run holds a part out.

@@ -34,7 +34,9 @@ class Settings(BaseModel):
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """Build the end of an error message: the closest allowed name, or else all allowed names."""
+    """Build the end of an error message: the allowed name closest to the given one, or else all
+    allowed names.
+    """
     names = sorted(allowed)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
@@ -103,8 +105,8 @@ def _by_name(path: tuple[str, ...], values: Any) -> tuple[str, ...]:
 
 
 def _follows(item: Mapping[str, Any], items: list[dict[str, Any]]) -> bool:
-    """Whether a "list too short" error is only a consequence of invalid elements, which pydantic
-    drops.
+    """Whether a "list too short" error only follows from invalid elements, which pydantic drops
+    before it counts.
     """
     depth = len(item["loc"])
     return item["type"] == "too_short" and any(

@@ -56,7 +56,9 @@ class StoredVectors(Settings):
         return told
 
     def bytes_of(self, width: int) -> float:
-        """Bytes of a stored vector of this width, with what a second pass reads of it."""
+        """Number of bytes of a stored vector of this width, including those that rescoring
+        reads.
+        """
         size = width * _BYTES[self.precision]
         if self.rescore is not None and self.rescore.precision != "binary":
             size += width * _BYTES[self.rescore.precision]

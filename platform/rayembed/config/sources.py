@@ -66,13 +66,13 @@ class Source(Settings):
 
     @property
     def brings_negatives(self) -> bool:
-        """Whether the records can have hard negatives without mining."""
+        """Whether records can have hard negatives from the source itself, without mining."""
         return False
 
     @property
     def most_negatives(self) -> tuple[str, int] | None:
-        """Setting that limits the hard negatives of a record, with its value; None if only the rows
-        decide.
+        """Setting that limits the hard negatives of a record, with its value; None if the rows
+        alone determine their number.
         """
         return None
 
@@ -141,7 +141,7 @@ class Source(Settings):
         raise TypeError(f"{type(self).__name__} does not implement convert")
 
     def held_out_folder(self) -> str | None:
-        """Folder with the held-out part that the rows already exclude; None if they exclude
+        """Folder of the held-out rows that the source has already excluded; None if it has excluded
         none.
         """
         return None

@@ -34,7 +34,7 @@ def check_dataset(stage: StageConfig, dataset: DatasetConfig) -> None:
 
 
 def _check_clusters(stage: StageConfig, dataset: DatasetConfig) -> None:
-    """Check that the data set's clusters match the stage's batches.
+    """Check that the data set's clusters and their batch size fit the stage's batch policy.
 
     Raises:
         ValueError: it has none, or of another size, or takes no part in in-batch negatives.

@@ -52,7 +52,9 @@ class SettingsTable:
         return self._members()[0]
 
     def _members(self) -> tuple[dict[str, type[Settings]], dict[str, str]]:
-        """Settings classes by kind, and the reasons why kinds of other packages were left out."""
+        """Settings classes by kind, and the reasons why some kinds of other packages were
+        left out.
+        """
         found: dict[str, type[Settings]] = {}
         for reference in self.built_in:
             _add(self, found, load(reference), reference)
@@ -154,8 +156,8 @@ def _with_kind(default: str | None, left_out: Mapping[str, str], value: Any) -> 
 
 
 def _add_outside(group: str, add: Callable[[EntryPoint, Any], None]) -> dict[str, str]:
-    """Add the members that other packages define, sorted by name; return why some had to be left
-    out.
+    """Add the members that other packages define, sorted by name; return the reasons why some were
+    left out.
     """
     left_out: dict[str, str] = {}
     for point in entry_points(group):

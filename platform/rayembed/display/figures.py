@@ -55,8 +55,8 @@ def grouped_bars(
     width: float,
     rotation: int = 0,
 ) -> float:
-    """Draw grouped bars labelled with their values; return the lowest bar's height, at most
-    0.
+    """Draw grouped bars labelled with their values; return the smallest value, or 0 if none is
+    negative.
 
     A height that is missing leaves no gap: the others of its group move together.
 

@@ -41,7 +41,7 @@ class NotebookLine:
         self.replace(_preformatted(text))
 
     def clear(self) -> None:
-        """Do nothing: the next text replaces the shown one."""
+        """Do nothing, because the next text replaces the shown one."""
 
     def replace(self, shown: dict[str, str]) -> None:
         """Replace the output by contents given by MIME type."""

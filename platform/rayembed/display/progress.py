@@ -107,13 +107,15 @@ def present_phase() -> str:
 
 
 def detail(text: str) -> None:
-    """Set the text that the live line shows for the current phase, such as a step count."""
+    """Set the text that the progress line shows for the current phase, such as a step count."""
     if _teller.overview is not None and (phase := _teller.overview.present()) is not None:
         phase.detail = text
 
 
 def bar(done: float, of: int) -> str:
-    """Format progress as a bar `██████░░`, in ASCII characters if the log cannot encode these."""
+    """Format progress as a bar `██████░░`, or with ASCII characters if the log cannot encode these
+    blocks.
+    """
     filled = round(_BAR * done / max(of, 1))
     full, empty = ("█", "░") if _takes("█░") else ("#", ".")
     return full * filled + empty * (_BAR - filled)
@@ -224,7 +226,7 @@ def live_line() -> _Live | None:
 
 
 def _takes(text: str) -> bool:
-    """Whether standard error, which shows the log, can encode the text."""
+    """Whether standard error, to which the log is written, can encode the text."""
     try:
         # A stream that names no encoding keeps texts, not bytes.
         text.encode(getattr(sys.stderr, "encoding", None) or "utf-8")
@@ -342,8 +344,8 @@ def tell(share: float) -> None:
 
 @contextmanager
 def piece(first: float, last: float) -> Iterator[None]:
-    """Map progress reported in the block to the range from `first` to `last` of the
-    enclosing work.
+    """Map progress from 0 to 1 reported in the block to the range from `first` to `last` of the
+    surrounding work.
     """
     before = _heard.first, _heard.width
     _heard.first, _heard.width = before[0] + first * before[1], (last - first) * before[1]

@@ -106,7 +106,9 @@ def quiet() -> None:
 
 
 def set_unset(environment: Mapping[str, str]) -> dict[str, str]:
-    """Set environment variables that have no value yet, for the duration of the block."""
+    """Set environment variables that have no value yet, for the duration of the block; leave others
+    unchanged.
+    """
     unset = {name: value for name, value in environment.items() if name not in os.environ}
     os.environ.update(unset)
     return unset

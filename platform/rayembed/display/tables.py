@@ -1,4 +1,4 @@
-"""Tables of rayembed, shown in the terminal, as Markdown or as CSV.
+"""Tables that rayembed shows in the terminal, as Markdown or as CSV.
 
 A table prints itself on a console of rich; `show` gives it as text. It knows nothing of what it
 shows.

@@ -42,7 +42,8 @@ MIRACL_LANGUAGES: tuple[str, ...] = (
 
 
 def main_score(factory: "TaskFactory", result: "TaskResult") -> float:
-    """Mean of the task's main score over the splits and subsets that the factory selects.
+    """Mean of the task's main score over the splits and subsets that the task factory
+    selects.
 
     Not a number where one of them is missing; others in the result do not count.
     """

@@ -1,4 +1,5 @@
-"""Rows beside a model's own score: BM25, hybrid search of both, and their best documents reranked.
+"""Baselines scored beside a model: BM25, hybrid search of both, and their best documents
+reranked.
 
 They are made of what the model's own search finds, so that nothing is embedded or searched twice.
 Hybrid search is reciprocal rank fusion, Σ 1 / (60 + rank) over both rankings (Cormack, Clarke and
@@ -31,7 +32,9 @@ Rankings = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Baselines:
-    """Rows to score beside the model, on some of its tasks."""
+    """Names and settings of the baselines that are scored beside the model, on some of its
+    tasks.
+    """
 
     tasks: tuple[str, ...] = ()
     """Names of the tasks; those that are no retrieval are left out."""
@@ -42,12 +45,13 @@ class Baselines:
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """Names of the rows."""
+        """Names of the baselines."""
         reranked = () if self.reranker is None else (RERANKED, HYBRID_RERANKED)
         return (BM25_ROW, HYBRID, *reranked)
 
     def meta(self, row: str, model: ModelMeta) -> ModelMeta:
-        """Metadata of a row: its name ends in the row's, its revision names all that decides it.
+        """Make mteb's metadata of a baseline: its name ends in the baseline's, its revision names
+        everything that affects its scores.
 
         A revision begins with another word than the model's own, so that nobody takes its scores
         for the model's.
@@ -63,7 +67,7 @@ class Baselines:
 
 
 def baselines_of(tasks: Iterable[str], reranker: Reranker | None) -> Baselines:
-    """Rows on these tasks, with the fingerprint of the reranker's weights.
+    """Make the baselines on these tasks, with the fingerprint of the reranker's weights.
 
     Raises:
         AssetError: the reranker is no cross-encoder, or cannot be had.
@@ -76,7 +80,8 @@ def baselines_of(tasks: Iterable[str], reranker: Reranker | None) -> Baselines:
 
 
 class Recorded:
-    """Implements mteb's `SearchProtocol`: a model whose rankings are kept.
+    """Implements mteb's `SearchProtocol`: wraps a model and keeps the rankings that its searches
+    return.
 
     `found` has them by split and subset, in copies: mteb changes what a search returns.
     """
@@ -88,22 +93,22 @@ class Recorded:
 
     @property
     def cost(self) -> Cost:
-        """Cost of the model's documents."""
+        """Measured cost of embedding the model's documents."""
         return getattr(self.model, "cost", Cost())
 
     def index(self, corpus: Any, **options: Any) -> None:
-        """Index the corpus by the model."""
+        """Index the corpus with the wrapped model."""
         self.model.index(corpus, **options)
 
     def search(self, queries: Any, *, hf_split: str, hf_subset: str, **options: Any) -> Any:
-        """Return and keep what the model finds."""
+        """Search with the wrapped model; keep and return its ranking."""
         found = self.model.search(queries, hf_split=hf_split, hf_subset=hf_subset, **options)
         self.found[hf_split, hf_subset] = {query: dict(of) for query, of in found.items()}
         return found
 
 
 class _Fused:
-    """Implements mteb's `SearchProtocol` by two recorded rankings, fused."""
+    """Implements mteb's `SearchProtocol`: fuses the recorded rankings of the model and of BM25."""
 
     def __init__(self, meta: ModelMeta, model: Recorded, words: Recorded) -> None:
         self.mteb_model_meta = meta
@@ -114,7 +119,7 @@ class _Fused:
         return self._model.cost.with_index(self._words.cost)
 
     def index(self, corpus: Any, **_options: Any) -> None:
-        """Do nothing: both have searched already."""
+        """Do nothing, because both models have searched already."""
 
     def search(
         self, queries: Any, *, hf_split: str, hf_subset: str, top_k: int, **_options: Any
@@ -127,8 +132,8 @@ class _Fused:
 
 
 def fused(rankings: Sequence[Mapping[str, float]], top_k: int) -> dict[str, float]:
-    """Fuse rankings of one query, the last one by words: a document without a common word has no
-    rank there.
+    """Fuse rankings of one query; in the last one, BM25's, documents that share no word with the
+    query have no rank.
 
     Of equal scores the greater id is first, as mteb's scores have it.
     """
@@ -140,8 +145,8 @@ def fused(rankings: Sequence[Mapping[str, float]], top_k: int) -> dict[str, floa
 
 
 class _Reranked:
-    """Implements mteb's `SearchProtocol`: a recorded ranking whose best documents a cross-encoder
-    puts in order; the others stay behind them.
+    """Implements mteb's `SearchProtocol`: a cross-encoder orders the best documents of a recorded
+    ranking again, before all others.
     """
 
     def __init__(self, meta: ModelMeta, first: Recorded, baselines: Baselines, pool: Any) -> None:
@@ -199,8 +204,8 @@ def _best_first(found: Mapping[str, float]) -> list[str]:
 
 
 def further_searches(model: Recorded, baselines: Baselines) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each row and its model; each is made of those before it, which must have
-    searched when the next one is taken.
+    """Yield each baseline's name and search; each uses the rankings of earlier ones, which must
+    have searched first.
     """
 
     def meta(row: str) -> ModelMeta:

@@ -1,5 +1,5 @@
-"""Outcome of each item of a task, as an entry beside mteb's scores: what a score of some of the
-items is computed from.
+"""Store the outcome of each item of a task beside mteb's scores, so that scores of some items can
+be computed later.
 
 An item is a test text of a classification, a pair of texts, or a query of a reranking; the scores
 of a retrieval's queries are `query_results`. All outcomes are one text, since mteb writes a list
@@ -24,8 +24,8 @@ _RERANKING = "map_at_1000"
 
 
 def keep_items(task: Any) -> None:
-    """Have a fresh task's result hold the outcomes of its items, unless the task computes scores of
-    its own.
+    """Make a task store its items' outcomes in its results, unless it computes its scores in its
+    own way.
     """
     kind = type(task)
     if isinstance(task, AbsTaskClassification):
@@ -44,13 +44,13 @@ def keep_items(task: Any) -> None:
 
 
 def item_outcomes(entry: Mapping[str, Any]) -> np.ndarray | None:
-    """(items,) float64 outcomes of one split and subset; None: the entry has none."""
+    """Read the (items,) float64 outcomes of one split and subset; None if none are stored."""
     return np.array(entry[OF_ITEMS].split(), dtype=np.float64) if OF_ITEMS in entry else None
 
 
 def _keep_texts(task: Any) -> None:
-    """Have a classification's average hold the share of experiments in which each text was right;
-    in cross-validation each experiment has other texts.
+    """Make a classification task store each text's share of correct experiments; not in
+    cross-validation, whose experiments differ in their texts.
     """
     score, average, right = task._calculate_scores, task._calculate_avg_scores, []
 
@@ -86,8 +86,9 @@ _MEASURES = {
 
 
 def _with_best(compute: Any) -> Any:
-    """Of `max_ap`, the best measure's average precision, hold that measure; of vectors of one
-    length all but the last are one.
+    """Store each pair's similarity by the measure with the highest average precision, which gives
+    the main score `max_ap`. For vectors of length 1, all measures but the Manhattan distance rank
+    alike.
     """
 
     def computed(similarities: Mapping[str, Any], labels: Any) -> Any:

@@ -120,7 +120,7 @@ _TEXTS_AT_ONCE = 1024
 
 class TaskFactory(Protocol):
     """Protocol of small, picklable factories of mteb tasks; the tasks themselves are too large to
-    send.
+    send to workers.
     """
 
     @property
@@ -202,7 +202,7 @@ class ScoreTask:
 
 
 def _scored(task: Any, model: Any) -> Outcome:
-    """Mteb's result of a loaded task, and the cost."""
+    """Score a model on a loaded task; return mteb's result and the cost."""
     found = mteb.evaluate(
         model,
         task,
@@ -217,8 +217,8 @@ def _scored(task: Any, model: Any) -> Outcome:
 
 
 def _keep_queries(task: Any) -> None:
-    """Have a retrieval's result hold scores and best documents of single queries, which mteb drops;
-    of a task with scores of its own it stays as it is.
+    """Make a retrieval task store scores and best documents of single queries, which mteb drops,
+    unless it computes its scores in its own way.
     """
     is_plain = (
         isinstance(task, AbsTaskRetrieval)

@@ -42,7 +42,7 @@ class LoadedSpec(PromptedSpec):
 
     @property
     def fingerprint(self) -> str:
-        """Revision of the model in its metadata, which depends on its weights."""
+        """Revision in the model's metadata, which depends on its weights."""
         return str(self.meta.revision)
 
     @property
@@ -78,8 +78,8 @@ def loaded_spec(
     num_context: int | None = None,
     dimension: int | None = None,
 ) -> LoadedSpec:
-    """Make the spec of a loaded model; a contextual model embeds in the context of each task's
-    corpus.
+    """Make the spec of a loaded model; a contextual model embeds texts in the context of each
+    task's corpus.
 
     Args:
         max_lengths: tokens that are read of a text; `lengths_read` says how many are where the

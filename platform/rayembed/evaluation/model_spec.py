@@ -108,13 +108,13 @@ class ModelSpec(Protocol):
     def encode_spec(
         self, task_metadata: "TaskMetadata", prompt_type: "PromptType | None"
     ) -> EncodeSpec:
-        """Return the encode spec for a task's texts of this prompt type (None for symmetric
-        tasks).
+        """Return the encode spec for a task's texts of this prompt type (None for tasks without
+        queries and documents).
         """
         ...
 
     def shown(self, encode_spec: EncodeSpec) -> str:
-        """Prompt before a text of this encode spec, in a form for readers."""
+        """Format the prompt before a text of this encode spec for readers."""
         ...
 
     @property

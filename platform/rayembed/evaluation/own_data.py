@@ -313,8 +313,8 @@ def _write_corpus(
 
 
 def _find_repeated(files: OwnFiles, hashes: "array[int]", faults: Faults) -> None:
-    """Count documents whose id another document has; the corpus is read again only if id hashes
-    collide.
+    """Count documents that share their id with another one; the corpus is read again only if id
+    hashes collide.
     """
     ordered = np.sort(np.frombuffer(hashes, dtype=np.int64)) if hashes else np.empty(0, np.int64)
     suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
@@ -350,7 +350,7 @@ def _named(row: Row) -> str:
 
 
 def _text(row: Row, column: str) -> str:
-    """Text of a row's cell; empty if the cell or the column is missing."""
+    """Text in a row's cell; empty if the cell or the column is missing."""
     return (text_in(row.values, column) if column in row.values else None) or ""
 
 

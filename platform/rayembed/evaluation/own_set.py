@@ -173,8 +173,8 @@ def tables_of(own: OwnSet) -> tuple[Path, AboutTables]:
 
 
 def first_texts(own: OwnSet, count: int) -> list[str]:
-    """Return the first `count` texts of an own set: of retrieval the queries, of pairs the first
-    sides.
+    """Return the first `count` texts of an own set: the queries of a retrieval set, the first sides
+    of pairs.
     """
     if isinstance(own, RetrievalSet):
         files = [(folder / QUERIES, "text") for folder in retrieval_folders(own).values()]

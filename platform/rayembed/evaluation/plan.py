@@ -1,4 +1,5 @@
-"""Plan an evaluation: its tasks, their parts without a result, and the merging of results.
+"""Plan an evaluation: its tasks, the parts of tasks without a result, and the merging of
+results.
 
 A retrieval task over several subsets (the languages of MIRACL) is one piece a subset; an aggregate
 (CQADupstackRetrieval) is one piece a member. Other tasks stay whole: bitext mining embeds all
@@ -124,7 +125,7 @@ class Scoring:
 
     @property
     def name(self) -> str:
-        """The task's name."""
+        """Name of the task."""
         return self.factory.name
 
     def missing(self) -> list[ScoreTask]:
@@ -166,8 +167,8 @@ class Scoring:
         return main_score(benchmark_task, self.result)
 
     def by_subset(self) -> dict[str, float]:
-        """Score of each finished subset (for MIRACL: each language) of a task that is evaluated
-        subset by subset; else empty.
+        """Score of each finished subset (for MIRACL: each language) of a task evaluated one subset
+        at a time; empty for other tasks.
         """
         return {
             piece.subsets[0]: main_score(piece, self.results[piece])
@@ -180,8 +181,8 @@ class Scoring:
         self.result, self.score = whole, main_score(self.factory, whole)
 
     def _whole(self, piece: TaskFactory) -> Any:
-        """Return the result of the whole task after this part was read; None while parts are
-        missing. The members of an aggregate have files of their own.
+        """Return the result of the whole task once this part's result is read; None while other
+        parts are missing. The members of an aggregate have files of their own.
         """
         if len(self.results) < len(self.pieces):
             return None

@@ -120,12 +120,14 @@ class FolderPrompts:
         return {name: text for name, text in self.named.items() if name not in get_args(Role)}
 
     def head(self, instruction: str, role: Role) -> str:
-        """Literal text before a text of this role, as the model's own tokenizer adds it."""
+        """Literal prompt before a text of this role, made from the instruction as the model's own
+        tokenizer makes it.
+        """
         template = self.in_place if self.template is None else self.template
         return literal_prompt(instruction, self.prefixes.get(role, ""), template)
 
     def behind(self, prefix: str, instruction: str) -> str:
-        """Literal text made of a prefix followed by an instruction, for models without a
+        """Literal prompt made of a prefix followed by an instruction, for models without a
         template.
         """
         return literal_prompt(instruction, prefix, self.in_place)
@@ -174,7 +176,7 @@ class ModelPrompts:
         return table if table in PREFIX_TABLES and self._has_learnt(table) else "folder"
 
     def _has_learnt(self, table: str) -> bool:
-        """Whether the model was trained with the prefixes in the table.
+        """Whether the model was trained with the prefixes of the configured table.
 
         Those of queries and documents must be its own. A folder of ours also names the prefixes of
         all data sets that it was trained with, and one that is not among them it has never seen.
@@ -253,7 +255,7 @@ class ModelPrompts:
         return default
 
     def _saved(self, metadata: "TaskMetadata", prompt_type: "PromptType | None") -> str | None:
-        """Prompt that the folder has for the task or its type, under the name that mteb would use;
+        """Prompt saved in the folder for the task or its type, under the name that mteb would use;
         None without one.
         """
         if self.table == "none":
@@ -261,13 +263,15 @@ class ModelPrompts:
         return self.folder.given.get(self._name(metadata, prompt_type))
 
     def _as_mteb(self, metadata: "TaskMetadata", prompt_type: "PromptType | None") -> str:
-        """Prompt in the folder that mteb's own wrapper would use for the task; empty
-        without one.
+        """Prompt saved in the folder that mteb's own wrapper would use for the task; empty without
+        one.
         """
         return self.folder.named.get(self._name(metadata, prompt_type)) or ""
 
     def _name(self, metadata: "TaskMetadata", prompt_type: "PromptType | None") -> str:
-        """Name of the folder's prompt that mteb would choose for the task; empty if none fits."""
+        """Name of the folder's prompt that mteb would choose for the task; empty if none
+        applies.
+        """
         from mteb.models.abs_encoder import get_prompt_name
 
         return get_prompt_name(dict(self.folder.named), metadata, prompt_type) or ""
@@ -311,8 +315,8 @@ class ModelPrompts:
 
 
 def _words_of(metadata: "TaskMetadata") -> str:
-    """Instruction that mteb gives a task, else the task that it is a smaller or later
-    version of.
+    """Instruction that mteb has for a task, or else for the larger or earlier task that it derives
+    from.
     """
     stated = metadata.prompt
     for name in base_names(metadata.name):

@@ -1,4 +1,5 @@
-"""Score and best documents of each query, as entries beside mteb's scores of a retrieval.
+"""Store the score and the best documents of each query beside mteb's scores of a retrieval
+task.
 
 mteb writes a list with one item a line, so a query's documents are one text: ids separated by
 spaces, spaces and percent signs within them encoded as in addresses.
@@ -33,14 +34,15 @@ class QueryResult:
     """Ids of at most `DEPTH` documents, the best first."""
 
     def rank_of(self, document: str) -> int | None:
-        """Rank of a document from 1; None: it is not among the best."""
+        """Rank of a document, counted from 1; None if it is not among the best ones."""
         return self.best.index(document) + 1 if document in self.best else None
 
 
 def entries(
     scores: Mapping[str, Mapping[str, float]], found: Mapping[str, Mapping[str, float]]
 ) -> dict[str, Any]:
-    """Entries of a retrieval's result.
+    """Make the entries of a retrieval task's result that hold its queries' scores and best
+    documents.
 
     Args:
         scores: of each query, by the names of trec_eval.
@@ -64,7 +66,9 @@ def _encoded(match: re.Match[str]) -> str:
 
 
 def query_results(entry: Mapping[str, Any]) -> dict[str, QueryResult]:
-    """Results of the queries of one split and subset by their ids; empty where none are stored."""
+    """Read the results of one split's and subset's queries, by query id; empty where none are
+    stored.
+    """
     if BEST_OF_QUERIES not in entry or OF_QUERIES not in entry:
         return {}
     rows = ([unquote(name) for name in line.split(" ")] for line in entry[BEST_OF_QUERIES])

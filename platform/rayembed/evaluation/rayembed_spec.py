@@ -328,9 +328,7 @@ def rayembed_spec(
 
 
 def _counted(folder: Path) -> int | None:
-    """Number of parameters of the model that a compressed folder was made from; None for other
-    folders.
-    """
+    """Number of parameters of the original model of a compressed folder; None for other folders."""
     told = read_compression(folder)
     return None if told is None else int(told["weights"])
 
@@ -383,8 +381,8 @@ def cut(vectors: np.ndarray, dimensions: int) -> np.ndarray:
 
 
 def _dimensions(settings: ModelUnderTest, folder: Path) -> int:
-    """Return the configured vector width, or else the full one; raise if the model has
-    fewer.
+    """Return the configured vector width, or by default the full one; raise if the model's vectors
+    are narrower.
 
     Raises:
         ConfigError: wider than the model.

@@ -96,7 +96,7 @@ def run_prompts(run: Run, settings: Prompts | None = None) -> ModelPrompts:
 
 
 def decided(tasks: Sequence[Any], prompts: ModelPrompts, *others: object) -> str:
-    """Fingerprint of everything that determines a score apart from weights: data, prompts, and the
+    """Fingerprint of everything apart from weights that scores depend on: data, prompts, and the
     constants `VECTORS` and `SCORES`.
 
     Args:
@@ -107,8 +107,8 @@ def decided(tasks: Sequence[Any], prompts: ModelPrompts, *others: object) -> str
 
 
 def _given(folder: Path, run: Run) -> Prompts:
-    """Instructions of the run that the model's folder lacks; none for other models that take no
-    instructions.
+    """Instructions of the run that the model's folder lacks; empty for models of others that take
+    no instructions.
 
     A model of the run was saved with all of them, so that whoever scores it without the run finds
     the same.

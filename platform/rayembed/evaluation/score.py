@@ -107,7 +107,7 @@ class ModelScores:
 
     @property
     def failed(self) -> list[tuple[str, RayembedError]]:
-        """Tasks without a score, with the reason, and those without one of a further row alone."""
+        """List tasks without a score of the model or of one of its baselines, with the reasons."""
         failed = {task.name: task.error for task in self.tasks if task.error is not None}
         for row, scored in self.further.items():
             for name, error in scored.failed:
@@ -116,7 +116,7 @@ class ModelScores:
         return list(failed.items())
 
     def cost(self, scoring: Scoring) -> Cost:
-        """Cost of a task's corpora; of an aggregate the sum over its members."""
+        """Cost of a task's corpora; for an aggregate task, the sum over its members."""
         names = dict.fromkeys(piece.name for piece in scoring.pieces)
         return total({name: self.costs[name] for name in names if name in self.costs})
 
@@ -200,15 +200,15 @@ _MODEL = ""
 
 @dataclass
 class _Row:
-    """Scores of one row with the writer of its results."""
+    """Scores of the model or of one of its baselines, with the writer of the results."""
 
     scored: ModelScores
     writer: ResultWriter
     price_per_hour: float | None
 
     def describe(self, model: ModelSpec | Bm25 | None, about: Mapping[str, str] | None) -> str:
-        """Write how the scores are made: further files, the prompts of a model and, the first time,
-        versions of libraries; return these as YAML.
+        """Write further files, the model's prompts and, the first time, library versions; return
+        the versions as YAML.
         """
         for name, text in (about or {}).items():
             self.writer.keep(name, text)
@@ -219,7 +219,7 @@ class _Row:
         return self.writer.keep_first("versions.yaml", write_yaml(versions(_PACKAGES)))
 
     def take(self, scoring: Scoring, piece: TaskFactory, outcome: Outcome) -> None:
-        """Write a piece's result and its cost, unless the row has that result."""
+        """Write the result and the cost of a part of a task, unless a result exists already."""
         if piece in scoring.results:
             return
         scoring.take(piece, mteb.TaskResult.from_dict(outcome[TASK_RESULT]), self.writer)
@@ -238,7 +238,7 @@ def _opened(
     results: StoredFolder,
     price_per_hour: float | None,
 ) -> _Row:
-    """The row with what its folder has of it."""
+    """Make the `_Row` of a writer, with the scores and costs already stored in its folder."""
     place = writer.place.relative_to(results.local).as_posix()
     scored = ModelScores(writer.meta, join(results.place, place), writer.place)
     scored.tasks = find_results(tasks, writer)
@@ -310,7 +310,8 @@ def _take(
     rows: Mapping[str, _Row],
     results: StoredFolder,
 ) -> str:
-    """Take the outcome of a piece into the rows that lack it; return what to log of their scores.
+    """Store the outcome of a part of a task for the models that lack it; return the log text of
+    their scores.
 
     Args:
         missing: name of each row, with its task.
@@ -334,7 +335,7 @@ def _take(
 def _take_beside(
     row: _Row, scoring: Scoring, piece: TaskFactory, outcome: Outcome, results: StoredFolder
 ) -> None:
-    """Write the result of a further row. BM25's are those of every model, and evaluations of other
+    """Write the result of a baseline. BM25's are those of every model, and evaluations of other
     models may write them at the same time.
     """
     with open_results(results.local, row.scored.meta, _SECONDS_OF_A_WRITE):
@@ -353,8 +354,8 @@ def _run(jobs: Sequence[Job], model: ModelSpec | Bm25, pool: Pool, store: Store)
 
 
 def _keep_so_far(results: StoredFolder) -> None:
-    """Copy the results so far to storage, so that a killed job can resume; if that fails, continue
-    without the copy.
+    """Copy the results so far to storage, so that a killed job can resume; a failed copy causes
+    only a warning.
     """
     try:
         results.keep()
@@ -370,8 +371,9 @@ def _tell(done: Done, what: str) -> None:
 
 
 def gain(model: ModelScores, base: ModelScores, tasks: Sequence[str]) -> PairedDifference:
-    """Mean difference over tasks between a model's score and the base's, with a paired bootstrap
-    interval over queries: these tasks are what the models are judged by, not a sample of others.
+    """Mean difference over tasks between a model's scores and the base's, with a paired bootstrap
+    interval over queries. Tasks are not resampled, because the models are judged by these tasks,
+    not by a sample.
     """
     differences = {task: model.scores[task] - base.scores[task] for task in tasks}
     return mean_difference(differences, model.queries, base.queries)

@@ -58,8 +58,8 @@ class ScoreKey:
 
     @property
     def model(self) -> str:
-        """Name of the model in storage and results; for a baseline, the last informative part of
-        its reference.
+        """Name of the model in storage and results; for a baseline, the last part of its reference
+        that identifies it.
         """
         if self.baseline == "bm25":
             return "BM25"
@@ -126,7 +126,7 @@ class ScoreTable:
         return best_of((self.score(label, task) for label in self.rows), 3)
 
     def cell(self, label: str, task: str) -> Cell:
-        """Table cell of a model's score on a task."""
+        """Make the table cell of a model's score on a task."""
         score = self.score(label, task)
         best = score is not None and round(score, 3) == self.best(task)
         noise = (label, task) in self.noise

@@ -349,7 +349,7 @@ _begun: ContextVar[Event | None] = ContextVar("begun", default=None)
 
 
 def work_begins() -> None:
-    """Mark that the job's checks are over and its work has begun, so that later errors exit with 1,
+    """Mark that the job's checks have passed and its work begins, so that later errors exit with 1,
     not 2.
     """
     if begun := _begun.get():
@@ -357,7 +357,7 @@ def work_begins() -> None:
 
 
 def _present(begun: Event) -> str:
-    """Text for the progress line when a job shows nothing else: the phase of its run."""
+    """Text for the progress line when a job reports nothing else: the current phase of its run."""
     if not begun.is_set():
         return "at the start: imports and checks"
     return present_phase() or "at work"
@@ -398,7 +398,7 @@ def exit_code(
 
 
 def log_to_stderr(*packages: str) -> None:
-    """Write rayembed's log to stderr, and of libraries only warnings.
+    """Write rayembed's log to stderr, and only the warnings of other libraries.
 
     Args:
         packages: beside rayembed, whose progress is shown too.

@@ -1,4 +1,4 @@
-"""Handle stop signals: the first one ends the job in order, the second one at once.
+"""Handle stop signals: the first one lets the job clean up, the second one ends it at once.
 
 Libraries put handlers of their own in place of these: Ray one for SIGTERM, which ends in addresses
 of C++ functions, and Ray Train one for SIGINT, which says nothing and ends with another code.
@@ -130,7 +130,7 @@ def hearing(
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the block in order, and then this process as the signal does by
+    """Let the block clean up after SIGTERM or SIGHUP, then end this process as the signal does by
     default.
 
     A program that handles or ignores one of them keeps its handler; SIGINT is Python's own. In

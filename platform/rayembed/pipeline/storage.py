@@ -1,4 +1,4 @@
-"""Make a job's storage path absolute, so that every process understands it alike."""
+"""Make a job's storage path absolute, so that every process reads it alike."""
 
 import os
 from pathlib import Path
@@ -22,7 +22,7 @@ def placed(document: AnyDocument) -> AnyDocument:
 
 
 def absolute_storage(path: str) -> str:
-    """Make the storage path absolute, so that every process understands it.
+    """Make the storage path absolute, so that every process reads it alike.
 
     Raises:
         ConfigError: it is an address with a password, key or token.

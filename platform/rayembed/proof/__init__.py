@@ -1,1 +1,3 @@
-"""The proof in a model folder: texts and their right vectors, by which any copy is checked."""
+"""The proof in a model folder: texts with the model's reference vectors, by which any copy of the
+model is checked.
+"""

@@ -1,4 +1,4 @@
-"""Comparison of vectors from anywhere with a proof's right vectors."""
+"""Compare vectors from a server or library with a model's stored reference vectors (proof)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ LENGTH_ERROR = 0.01
 
 @dataclass(frozen=True)
 class Checked:
-    """Vectors of a proof's texts, compared with the right ones."""
+    """Result of the comparison of vectors with a model's stored reference vectors."""
 
     vectors: np.ndarray
     """(N, D') float32, as they came."""
@@ -31,12 +31,14 @@ class Checked:
 
     @property
     def worst(self) -> float:
-        """Lowest cosine between a text's vector and the proof's."""
+        """Lowest cosine between a text's vector and its reference vector."""
         return float(self.cosines.min())
 
     @property
     def wrong(self) -> tuple[int, ...]:
-        """Indices of the texts whose vectors differ, in direction or in length."""
+        """Indices of the texts whose vector differs from the reference vector, in direction or in
+        length.
+        """
         near = self.cosines >= self.tolerance
         if self.normalised:
             near &= np.abs(self.lengths - 1) <= LENGTH_ERROR
@@ -44,12 +46,13 @@ class Checked:
 
     @property
     def same(self) -> bool:
-        """Whether all vectors are the same."""
+        """Whether all vectors agree with the reference vectors within the tolerance."""
         return not self.wrong
 
 
 def check(proof: Proof, embed: Embed, number_type: NumberType | None = None) -> Checked:
-    """Embed the proof's texts and compare their vectors with the right ones.
+    """Embed the texts of a model's proof and compare their vectors with the stored reference
+    vectors.
 
     Args:
         number_type: of the server, which sets the tolerance; None: that of the proof.
@@ -62,7 +65,9 @@ def check(proof: Proof, embed: Embed, number_type: NumberType | None = None) -> 
 
 
 def compare(proof: Proof, vectors: np.ndarray, number_type: NumberType | None = None) -> Checked:
-    """Compare vectors (N, D') of the proof's texts with the right ones; see `check`."""
+    """Compare given vectors (N, D') of the proof's texts with the stored reference vectors; see
+    `check`.
+    """
     if vectors.ndim != 2 or len(vectors) != len(proof.texts):
         raise ValueError(f"{len(proof.texts)} texts, and vectors of shape {vectors.shape}")
     tolerance = proof.tolerance[number_type or proof.dtype]
@@ -70,7 +75,9 @@ def compare(proof: Proof, vectors: np.ndarray, number_type: NumberType | None = 
 
 
 def cosines(vectors: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(N,) cosines of rows and (N,) lengths of `vectors`; see `Checked`."""
+    """Compute the (N,) cosines of the rows of `vectors` and `right`, and the (N,) lengths of
+    `vectors`.
+    """
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
     lengths[~np.isfinite(vectors).all(axis=1)] = np.nan
     if vectors.shape[1] != right.shape[1]:

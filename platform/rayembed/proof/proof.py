@@ -1,4 +1,5 @@
-"""Contents of a model folder's proof, and reading and writing of its two files.
+"""Read and write a model folder's proof: texts and the model's reference vectors for them, in two
+files.
 
 `proof/proof.json` has texts, tolerances and descriptions, `proof/vectors.safetensors` the vectors:
 `right` (N, D) float32 of all texts, and `mistake.NAME` (n, D') float16 of the texts that the
@@ -28,7 +29,7 @@ NumberType = Literal["float32", "bfloat16", "int8"]
 
 @dataclass(frozen=True)
 class ProofText:
-    """A text of a proof, with everything that a server must be given for it."""
+    """One text of a model's proof, with the role and prompt that a server must use for it."""
 
     text: str
     role: Role
@@ -42,7 +43,9 @@ class ProofText:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A usual mistake of a server, with the vectors that a model gives when it is made."""
+    """A common mistake in serving a model, such as wrong pooling, with the vectors that it leads
+    to.
+    """
 
     name: str
     """Name as in `mean_pooling`."""
@@ -58,7 +61,9 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Proof:
-    """Texts with right vectors, tolerances and the vectors of usual mistakes."""
+    """A model's reference vectors of some texts, with tolerances and the vectors of common serving
+    mistakes.
+    """
 
     weights: str
     """Fingerprint of weights, tokenizer and settings that gave the vectors."""
@@ -78,7 +83,7 @@ class Proof:
     mistakes: tuple[Mistake, ...] = ()
 
     def write(self, folder: Path) -> None:
-        """Write the proof into a model's folder; an older one is replaced."""
+        """Write the proof into a model's folder, and replace an older one."""
         import safetensors.numpy
 
         arrays = {"right": np.ascontiguousarray(self.vectors, np.float32)}
@@ -107,7 +112,7 @@ class Proof:
 
 
 def read_proof(folder: Path) -> Proof | None:
-    """Read the proof of a model's folder; None if it has none.
+    """Read the reference vectors (proof) stored in a model's folder; None if it has none.
 
     Raises:
         ArtifactError: it is damaged, of a later format, or of other weights than the folder's.

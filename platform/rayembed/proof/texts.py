@@ -1,4 +1,6 @@
-"""Choice of a proof's texts: what servers are known to get wrong, at most 64 of them."""
+"""Choose the texts of a model's proof: at most 64, of kinds that servers are known to embed
+wrongly.
+"""
 
 import copy
 import sys
@@ -92,7 +94,8 @@ def proof_texts(model: TransformerModel, instructions: Mapping[str, str]) -> lis
 
 
 def tokens_of(model: TransformerModel, texts: Iterable[ProofText]) -> list[Tokens]:
-    """Tokens of each text behind its prompt; empty if the tokenizer refuses one.
+    """Tokenise each text after its prompt; return an empty list if the tokenizer refuses
+    one.
 
     A text may have no token that the model knows, or its prompt may leave no room for it.
     """
@@ -127,7 +130,9 @@ def _made(
 
 
 def _around_the_limit(model: TransformerModel) -> Iterator[ProofText]:
-    """Texts of each role one token below the limit, at it and one above it."""
+    """Yield texts of each role that are one token below the maximum length, equal to it and one
+    above it.
+    """
     tokenizer = model.tokenizer
     left = _MOST_TOKENS
     for extra, role in ((e, r) for e in (1, 0, -1) for r in get_args(Role)):
@@ -140,7 +145,9 @@ def _around_the_limit(model: TransformerModel) -> Iterator[ProofText]:
 
 
 def _longer(model: TransformerModel) -> Iterator[ProofText]:
-    """Texts of more than 256 and 512 tokens that the model reads whole."""
+    """Yield documents of more than 256 and more than 512 tokens, if the model reads them without
+    cutting.
+    """
     tokenizer = model.tokenizer
     for number in _LONGER:
         if tokenizer.max_lengths["document"] > number:
@@ -148,8 +155,8 @@ def _longer(model: TransformerModel) -> Iterator[ProofText]:
 
 
 def _of_length(model: TransformerModel, role: Role, number: int, about: str) -> Iterator[ProofText]:
-    """Yield a text of this number of tokens with prompt and special tokens, before it is cut; none
-    where the tokenizer has none, such as behind a longer prompt.
+    """Yield a text with exactly this number of tokens, prompt and special tokens included; yield
+    nothing if none is found.
     """
     tokenizer: Any = copy.copy(model.tokenizer)
     tokenizer.max_lengths = dict.fromkeys(get_args(Role), sys.maxsize)
@@ -178,7 +185,7 @@ def _of_length(model: TransformerModel, role: Role, number: int, about: str) -> 
 
 
 def _story(characters: int) -> str:
-    """First characters of an endless text without repetition of sentences."""
+    """Make a text of this number of characters, in which no sentence occurs twice."""
     nouns, places = _NOUNS.split(), _PLACES.split()
     made, size = [], 0
     for number in count(1):

@@ -99,7 +99,7 @@ Languages = Annotated[
 
 
 class SampleFile(Settings):
-    """Base class of parameters that determine the content of a file made from Wikipedia
+    """Base class of parameters that determine the content of a file made from the Wikipedia
     summaries.
     """
 
@@ -266,11 +266,15 @@ class Wikipedia(Settings):
         return PairsSource(path=self._rows(kind, language, to), id="id")
 
     def topics(self) -> ClassesSource:
-        """Source of the training titles' texts with their topic as class; titles are masked."""
+        """Source of the training titles' texts with their topic as class; titles within the texts
+        are masked.
+        """
         return ClassesSource(path=self._rows("topics"), id="id")
 
     def texts(self, language: Language) -> str:
-        """Reference of the file with all texts of a language, held-out titles included."""
+        """Reference of the file with all texts in a language, including texts of held-out
+        titles.
+        """
         return row_reference(RowFile(kind="texts", language=language, source=self.source))
 
     def scores(self, **sizes: Any) -> tuple[OwnSet, ...]:

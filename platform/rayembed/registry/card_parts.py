@@ -212,7 +212,8 @@ FOLDER = "path/to/this/folder"
 
 
 def proof_section(name: str, *, plain: bool, max_lengths: Mapping[Role, int] | None = None) -> str:
-    """Code that checks a copy of the model by its proof, without rayembed.
+    """Section with code that checks a copy of the model against its stored reference vectors,
+    without rayembed.
 
     Args:
         name: of the model, in requests.

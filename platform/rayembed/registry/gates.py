@@ -205,8 +205,8 @@ def _not_beaten(scores: Sequence[TaskScore], comparison: Comparison) -> list[Che
 def _taken_otherwise(
     shared: Sequence[tuple[TaskScore, TaskScore]], comparison: Comparison
 ) -> list[Check]:
-    """Make a failed check, with both values, for each setting in which the two evaluations
-    differ.
+    """Make a failed check, with both values, for each setting that differs between the two
+    evaluations.
     """
     found: dict[str, list[str]] = {}
     shown: dict[str, tuple[str, str]] = {}
@@ -246,8 +246,8 @@ def _left_out(scores: Sequence[TaskScore], former: Sequence[TaskScore], num_shar
 
 
 def _meant(requirement: Requirement, scores: Sequence[TaskScore]) -> list[TaskScore]:
-    """Select the scores that a requirement refers to; task names take precedence over
-    categories.
+    """Select the scores that a requirement refers to; if a task and a category share its name, the
+    task's.
     """
     if requirement.name == MEAN:
         return list(scores)

@@ -241,7 +241,8 @@ def param_text(value: Any) -> str:
 
 
 def open_client(tracking_uri: str) -> Any:
-    """Open an MLflow client, after checking that the store is reachable and has its tables.
+    """Open an MLflow client, after checking that the tracking store is reachable and has its
+    tables.
 
     The only place that makes a client: the tables of a SQLite file are made or upgraded at its
     first use, one process at a time.

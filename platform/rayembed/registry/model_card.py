@@ -137,7 +137,7 @@ _CORPUS = 'corpus = ["Foxes eat mice.", "Owls hunt at night."]  # the documents 
 
 
 def _base(model: ModelConfig) -> str:
-    """References of the pretrained parts; local paths are reduced to their last part."""
+    """List references of the pretrained parts, with local paths reduced to their last part."""
     return " and ".join(f"`{without_place(reference)}`" for reference in model.parts.values())
 
 
@@ -296,7 +296,7 @@ def _of_teachers(run: Run) -> str:
 
 
 def _row_counts(provenance: Mapping[str, Any]) -> dict[str, int]:
-    """Number of records of each data set after all steps, as far as known."""
+    """Number of records of each data set after all data steps, where known."""
     return {
         name: int(folders[-1]["rows_out"])
         for datasets in (provenance.get("data") or {}).values()

@@ -23,7 +23,7 @@ FORMATS = ("float", "base64", "int8", "uint8", "binary", "ubinary")
 
 
 class RequestError(ValueError):
-    """A request is invalid; the message states the value and what is allowed."""
+    """A request is invalid; the message states the given value and the allowed ones."""
 
     def __init__(self, message: str, field: str) -> None:
         super().__init__(message)

@@ -74,7 +74,9 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
         self._check_proof(folder)
 
     def _check_proof(self, folder: Path) -> None:
-        """Raise if the first texts of the folder's proof have other vectors here."""
+        """Raise if the loaded model's vectors differ from the reference vectors in its folder's
+        proof, on some of the texts.
+        """
         # By name, since it stands in a layer above this one, too.
         proof = import_module("rayembed.proof.proof").read_proof(folder)
         if proof is None:

@@ -220,8 +220,8 @@ def _log_model(
 
 
 def _code(own: FolderFormat | None) -> list[str]:
-    """Folders of the code that is stored with a model: this package, and the extra that reads its
-    format.
+    """List the folders of code that are stored with a model: this package, and the extra that loads
+    its format.
     """
     package = Path(__file__).parents[1]
     top = "" if own is None else own.load.__module__.partition(".")[0]
@@ -231,7 +231,9 @@ def _code(own: FolderFormat | None) -> list[str]:
 def _save_pyfunc(
     path: Path, folder: Path, logged: Any, run_id: str, config: Mapping[str, Any]
 ) -> Path:
-    """Write an MLflow model folder without local paths; return the path of its copy of it."""
+    """Write an MLflow model folder without local paths; return the path of the model's copy inside
+    it.
+    """
     import mlflow.pyfunc
     from mlflow.models import Model
 

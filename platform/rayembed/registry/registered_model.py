@@ -68,7 +68,8 @@ def parse_reference(reference: str) -> ModelReference:
 
 
 def connect(tracking_uri: str, *, made: bool = True) -> Any:
-    """Open an MLflow client for the registry, after checking that the store is reachable.
+    """Open an MLflow client for the registry, after checking that the registry is
+    reachable.
 
     Args:
         tracking_uri: as `resolve_tracking_uri` gives it.

@@ -1,5 +1,5 @@
-"""Bind a run's folder to its settings: the same run resumes in it, a different run of that name is
-refused.
+"""Bind a run's folder to its settings: the same run resumes there, a different run of the same name
+is refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ def _told(differing: Sequence[str]) -> str:
 
 
 def differing_settings(run: NamedRun, former: NamedRun) -> list[str]:
-    """List the identity settings that differ, as `path is former, here new`."""
+    """List the identity settings that differ, in the form `path is old value, here new value`."""
     new, old = (flatten(one.identity(), by_name=True) for one in (run, former))
     paths = sorted(path for path in new.keys() | old.keys() if new.get(path) != old.get(path))
     return [f"{path} is {old.get(path)!r}, here {new.get(path)!r}" for path in paths]

@@ -296,7 +296,8 @@ class Tracker:
         return True
 
     def send_all(self, log: MetricsLog | None, *, to_the_end: bool = True) -> int:
-        """Send all pending data, including the last step; return the number of steps sent.
+        """Send all pending data to MLflow, including the last step's; return the number of steps
+        sent.
 
         Steps already in MLflow are skipped.
 
@@ -326,7 +327,7 @@ class Tracker:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Let one request through at a time; first check that the server answers, so that no
+        """Let one request at a time through; first check that the server answers, so that no
         retries are spent on a dead one.
         """
         if not self._lock.acquire(timeout=BUSY_SECONDS):

@@ -1,4 +1,5 @@
-"""Costs of a model's vectors, measured while it is scored: documents a second, bytes, a price.
+"""Measured costs of a model's vectors: documents per second, bytes per document, and their
+price.
 
 They lie beside the results in `costs.yaml`, by task.
 """
@@ -17,7 +18,7 @@ _SECONDS_AN_HOUR = 3600
 
 @dataclass(frozen=True)
 class Cost:
-    """What it took to make and to store the vectors of a corpus, or the index of its words."""
+    """Time, size and price of the vectors of a corpus, or of its index of words."""
 
     documents: int = 0
     """Documents that were embedded or indexed; what a store had already does not count."""
@@ -31,19 +32,21 @@ class Cost:
 
     @property
     def documents_per_second(self) -> float | None:
-        """Documents a second of one worker; None: not measured."""
+        """Documents embedded per second by one worker; None if not measured."""
         return self.documents / self.seconds if self.documents and self.seconds > 0 else None
 
     @property
     def price_of_a_million(self) -> float | None:
-        """Price of a million documents; None without a measured speed or a price."""
+        """Price of embedding a million documents; None without a measured speed or a price per
+        hour.
+        """
         rate = self.documents_per_second
         if rate is None or self.price_per_hour is None:
             return None
         return _MILLION / rate / _SECONDS_AN_HOUR * self.price_per_hour
 
     def __add__(self, other: "Cost") -> "Cost":
-        """Return the cost of both, of one model on other documents."""
+        """Add up the costs of one model on different documents."""
         known = [c.bytes_per_document for c in (self, other) if c.bytes_per_document is not None]
         price = self.price_per_hour if other.price_per_hour is None else other.price_per_hour
         return Cost(
@@ -54,7 +57,7 @@ class Cost:
         )
 
     def with_index(self, index: "Cost") -> "Cost":
-        """Return the cost of these documents where a second index holds them as well."""
+        """Return the cost of the same documents if a second index stores them, too."""
         rate = index.documents_per_second
         parts = self.bytes_per_document, index.bytes_per_document
         return replace(
@@ -65,17 +68,17 @@ class Cost:
 
 
 def costs_yaml(costs: Mapping[str, Cost]) -> str:
-    """YAML text of the costs by task, for `read_costs`."""
+    """Serialise the costs by task as YAML, for `read_costs`."""
     return write_yaml({task: asdict(cost) for task, cost in sorted(costs.items())})
 
 
 def read_costs(text: str) -> dict[str, Cost]:
-    """Costs by task from a text of `costs_yaml`."""
+    """Read the costs by task from YAML written by `costs_yaml`."""
     return {task: _cost(values) for task, values in (read_yaml(text) or {}).items()}
 
 
 def _cost(values: Mapping[str, str | None]) -> Cost:
-    """The cost of what YAML gives as texts."""
+    """Convert the texts read from YAML to a `Cost`."""
     numbers = {name: None if text is None else float(text) for name, text in values.items()}
     return Cost(int(numbers.pop("documents") or 0), numbers.pop("seconds") or 0.0, **numbers)
 
@@ -86,7 +89,8 @@ def total(costs: Mapping[str, Cost]) -> Cost:
 
 
 def cost_columns(costs: Sequence[Cost]) -> dict[str, list[str | None]]:
-    """Heading → text of each cost: documents a second, bytes a document, the price of a million.
+    """Make table columns of costs by heading: documents per second, bytes per document, the price
+    of a million documents.
 
     Headings without any number are left out.
     """

@@ -1,4 +1,5 @@
-"""Read mteb's result files: which models a folder has results of, and their scores.
+"""Read mteb's result files: list the models that a folder has results for, and read their
+scores.
 
 The layout is mteb's: `<folder>/results/<org>__<model>/<revision>/<Task>.json`, here or in object
 storage.
@@ -55,7 +56,7 @@ Describe = Callable[[str], TaskFacts | None]
 
 
 def is_result(name: str) -> bool:
-    """Whether a file of that name may be an mteb result; hidden files are ignored."""
+    """Whether a file of this name may be an mteb result; hidden files are not."""
     return name.endswith(".json") and not name.startswith(".") and name != _META
 
 
@@ -104,7 +105,7 @@ def described_in(folder: str) -> Mapping[str, Description]:
 
 
 def costs_in(folder: str) -> dict[str, Cost]:
-    """Task → cost that an evaluation measured; empty of others' results."""
+    """Map tasks to the costs measured by an evaluation; empty for results of other programs."""
     address = join(folder, COSTS_FILE)
     return read_costs(read_bytes(address).decode()) if exists(address) else {}
 
@@ -233,8 +234,8 @@ def find_results(place: Path, weights_fingerprint: str, *, trusted: bool = False
 
 
 def _check_weights(folder: Path, weights_fingerprint: str, *, trusted: bool) -> None:
-    """Raise if the folder's scores belong to other weights, or name none and are not
-    trusted.
+    """Raise if the folder's scores belong to other weights, or state no weights and the caller does
+    not trust them.
 
     Raises:
         ArtifactError: it names other weights, or none.

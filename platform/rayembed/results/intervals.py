@@ -38,21 +38,23 @@ class PairedDifference:
 
     @property
     def is_noise(self) -> bool:
-        """Whether chance explains the difference: the interval includes zero."""
+        """Whether chance may explain the difference, because the interval includes zero."""
         if self.interval is None:
             return False
         low, high = self.interval
         return low <= _ROUNDING and high >= -_ROUNDING
 
     def times(self, factor: float) -> "PairedDifference":
-        """Return the difference in other units, as in percent for 100."""
+        """Return the difference multiplied by a factor, such as 100 for percent."""
         if self.interval is None:
             return PairedDifference(factor * self.mean)
         low, high = self.interval
         return PairedDifference(factor * self.mean, (factor * low, factor * high), self.drawn)
 
     def shown(self, digits: int = 3) -> str:
-        """`+0.034 (95 %: +0.021 to +0.047)`, or `+0.005, within noise (95 %: -0.010 to +0.020)`."""
+        """Format the difference: `+0.034 (95 %: +0.021 to +0.047)`, or `+0.005, within noise (95 %:
+        -0.010 to +0.020)`.
+        """
         mean = f"{self.mean:+.{digits}f}"
         if self.interval is None:
             return mean
@@ -107,7 +109,8 @@ def mean_difference(
 
 
 def part_difference(scores: Parts, chosen: Sequence[Sequence[bool]]) -> PairedDifference:
-    """Mean over the chosen queries less the mean over all, with a bootstrap interval.
+    """Mean over the chosen queries minus the mean over all queries, with a bootstrap
+    interval.
 
     Means are over subsets; a draw takes chosen and other queries of a subset together.
 
@@ -131,7 +134,7 @@ def part_difference(scores: Parts, chosen: Sequence[Sequence[bool]]) -> PairedDi
 
 
 def _same_queries(ours: Parts | None, theirs: Parts | None) -> bool:
-    """Whether both models have scores of the same numbers of queries."""
+    """Whether both models have scores of equally many queries in each subset."""
     if not ours or not theirs:
         return False
     return list(map(len, ours)) == list(map(len, theirs))
@@ -167,7 +170,7 @@ def _resampled(values: np.ndarray, generator: np.random.Generator) -> np.ndarray
 def _task_draws(
     differences: Sequence[float], of_queries: float, generator: np.random.Generator
 ) -> np.ndarray:
-    """(draws,) deviations of the mean over resampled tasks.
+    """Deviations (draws,) of the mean over resampled tasks from the mean over all tasks.
 
     Differences of tasks vary by the noise of their queries, too, which is drawn already. They are
     shrunk so that only the rest of their variance counts, and never counts twice (Davison and

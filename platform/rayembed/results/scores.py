@@ -66,7 +66,7 @@ class TaskScore:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names `split/subset` of the parts that the score averages."""
+        """Names `split/subset` of all splits and subsets over which the score is averaged."""
         return tuple(sorted("/".join(place) for place in self.scores))
 
     @property
@@ -76,8 +76,8 @@ class TaskScore:
 
     @property
     def measured_on(self) -> tuple[str, str, tuple[str, ...]]:
-        """Key of the test data: task, data revision and parts; only scores with equal keys are
-        comparable.
+        """Key of the test data: task, data revision, splits and subsets; only scores with equal
+        keys are comparable.
         """
         return self.task, self.dataset_revision, self.parts
 
@@ -99,7 +99,7 @@ class TaskScore:
 
 
 def is_beside(name: str) -> bool:
-    """Whether `<org>/<model>` names a row that is scored beside models."""
+    """Whether `<org>/<model>` names a baseline that is scored beside models."""
     short = name.rpartition("/")[2].lower()
     return short == BM25_ROW or short.endswith((f"-{HYBRID}", f"-{RERANKED}"))
 

@@ -32,8 +32,8 @@ class ResultWriter:
         """Folder of the model's result files."""
 
     def finished(self, task: Any) -> Any | None:
-        """Read the stored result of the task if it has all splits and subsets, else return
-        None.
+        """Read the stored result of the task if it covers all splits and subsets, else
+        return None.
 
         What is half written, or was made of another revision of the data, counts as missing.
         """
@@ -80,7 +80,7 @@ class ResultWriter:
         return content
 
     def _there(self, task: str) -> Any | None:
-        """Read the result in the task's file; None if the file is missing or cannot be read."""
+        """Read the result in the task's file; None if the file is missing or unreadable."""
         path = self._path(task)
         if not path.exists():
             return None
@@ -100,8 +100,8 @@ class ResultWriter:
 def open_results(
     folder: str | Path, meta: ModelMeta, wait_seconds: float = 0
 ) -> Iterator[ResultWriter]:
-    """Open the writer of a model's results, locked against other processes of this machine for the
-    block.
+    """Open the writer of a model's results, locked against other processes of this machine inside
+    the block.
 
     Args:
         wait_seconds: how long another process may still write them.

@@ -168,7 +168,8 @@ class _Turn:
                 raise WorkerError(f"a worker of the evaluation failed: {error}") from error
 
     def failed(self, call: Call, error: RayActorError) -> Call:
-        """Return the failed call so that it is tried again; raise once it has failed too often.
+        """Return the failed call so that it is tried again; raise if it has failed too
+        often.
 
         Raises:
             WorkerError: it has been tried often enough.

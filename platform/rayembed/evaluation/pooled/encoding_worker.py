@@ -111,8 +111,8 @@ class EncodingWorker:
         self._products = partial(rounded_products, spec.conditions.get("dtype", ""), device)
 
     def learn(self, name: str, context: np.ndarray | None) -> None:
-        """Embed the documents of the named context for a contextual model; without a name do
-        nothing.
+        """Embed the documents of the named context for a contextual model; do nothing without a
+        name.
 
         Args:
             context: what `packed` gives for them.

@@ -56,7 +56,7 @@ def run_here(
 def run_shown(
     jobs: Sequence[Job], spec: ModelSpec, store: EmbeddingStore | None, workers: Workers
 ) -> Iterator[Done]:
-    """Run `run_here` with the threads and device of one worker, and log the progress."""
+    """Call `run_here` with the threads and device of one worker, and log the progress."""
     import torch
 
     texts: dict[str, tuple[int, int]] = {}

@@ -168,7 +168,7 @@ class PooledModel:
         self, encode_spec: EncodeSpec, key: tuple[str, str, str], texts: Callable[[], Iterator[str]]
     ) -> tuple[EncodeSpec, Any]:
         """Add the name of the task's context to the encode spec; also return the context's
-        documents as shared by the pool.
+        documents as the pool shares them.
 
         Args:
             key: what has one context.
@@ -212,7 +212,7 @@ class PooledModel:
         task: str,
         context: Any,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Search the corpus: query indices, corpus rows, scores, by query and falling score."""
+        """Search the corpus; return query indices, corpus rows and scores, by query, best first."""
         rescore = self._spec.stored.rescore
         best = BestDocuments(num_queries, k, rescore.candidates if rescore else 0)
         units = self._units(

@@ -183,7 +183,7 @@ def run_on_workers(
     handles: Sequence[Any],
     log: ProgressLog,
 ) -> Iterator[Done]:
-    """Run `run_jobs` with workers that have loaded the spec's model, and log the progress."""
+    """Call `run_jobs` with workers that have loaded the spec's model, and log the progress."""
     progress = ray.remote(num_cpus=0)(PoolProgress).remote()
     # Tasks share the CPUs that there are.
     run = ray.remote(num_cpus=0, max_retries=2, scheduling_strategy="SPREAD")(_run)
@@ -207,9 +207,9 @@ def run_on_workers(
 
 
 def runners_by_now(workers: Workers, now: float, asked: float, began: float | None) -> int:
-    """Number of tasks to run concurrently: as configured, or starting at 1 and doubled after each
-    start-up time of a runner. So small tasks are not left to processes that import for longer than
-    the tasks take.
+    """Number of tasks to run concurrently: as configured, else 1 at the start, doubled after each
+    period that a runner takes to start. So small tasks are not left to processes that import for
+    longer than the tasks take.
 
     Args:
         now: seconds of a clock.

@@ -29,8 +29,8 @@ class Pool(Protocol):
     def run(
         self, calls: Iterable[Call], queries: Any = None, context: Any = None
     ) -> Iterator[tuple[Call, Any]]:
-        """Run calls and yield each with its result as they finish: `EncodingWorker.embed` or
-        `search`, or `rerank`.
+        """Run calls (`EncodingWorker.embed` or `search`, or `rerank`), and yield each with its
+        result as it finishes.
 
         Calls are taken from the iterable only when a worker is free to take them soon, so that what
         waits in memory is bounded by the number of workers.
@@ -61,7 +61,7 @@ class OneWorker:
 
 
 def number_of(call: Call) -> int:
-    """Number of the call's bucket or query, by which workers take turns."""
+    """Number of the call's bucket or query, by which calls are distributed among workers."""
     return call.number if isinstance(call, QueryPairs) else _bucket_of(call).number
 
 

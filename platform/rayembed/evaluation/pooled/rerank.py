@@ -1,4 +1,4 @@
-"""Pairs of a query and its documents, scored by a cross-encoder on the workers of an evaluation."""
+"""Score pairs of a query and its documents by a cross-encoder, on the workers of an evaluation."""
 
 from dataclasses import dataclass
 

@@ -1,3 +1,3 @@
-"""Checks before a run starts, one module for each thing that they need: files, the network, a
+"""Checks before a run starts, one module for each resource that they need: files, the network, a
 model.
 """

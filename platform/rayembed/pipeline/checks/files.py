@@ -1,4 +1,5 @@
-"""Check a run with what this machine has: names, files, models, free CPUs and GPUs.
+"""Check a run without the network: names, files, models, free CPUs and GPUs of this
+machine.
 
 Imports neither torch nor transformers, mteb or Ray, so that a misspelt path is told in a second.
 What takes a download, or the model itself, is checked by `pipeline.checks`.
@@ -43,9 +44,7 @@ from rayembed.training.memory.capacity import Node, check_capacity
 
 @dataclass
 class AtHand:
-    """Findings of the checks on this machine: problems, warnings, missing files, numbers of
-    rows.
-    """
+    """Results of the checks on this machine: problems, warnings, missing files, numbers of rows."""
 
     run: Run
     """The run after `data.epochs.resolve`, unless resolving it is among the problems."""
@@ -85,7 +84,7 @@ def check_at_hand(run: Run, expected: ExpectedRecords = expected_records) -> AtH
 
 
 def look_at(run: Run, expected: ExpectedRecords = expected_records) -> AtHand:
-    """Check everything that this machine can check of a run, and return the findings without
+    """Check everything that this machine can check of a run, and return the results without
     raising.
     """
     found = AtHand(run, warnings=idle_clusters(run))
@@ -224,7 +223,7 @@ def _check_rows(stage: StageConfig, found: AtHand) -> None:
 
 
 def _most(head: Head) -> int | None:
-    """Maximum number of records that a data set gives to training; None if unknown."""
+    """Maximum number of records of a data set that training uses; None if unknown."""
     drawn = head.dataset.num_samples
     counts = [count for count in (head.most_records, drawn) if count is not None]
     return min(counts, default=None)
@@ -344,7 +343,7 @@ _USUAL: tuple[tuple[str, str, float, float], ...] = (
 
 
 def unusual(run: Run) -> list[str]:
-    """Warn about values of settings that are allowed but rarely intended."""
+    """Make warnings about values of settings that are allowed but rarely intended."""
     found = []
     for stage in run.stages:
         for path, usual, low, high in _USUAL:

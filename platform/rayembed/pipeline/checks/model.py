@@ -161,7 +161,7 @@ def _teacher_widths(stage: StageConfig) -> tuple[int, ...]:
 
 
 def _check_states(stage: StageConfig, model: TransformerModel) -> None:
-    """Raise unless the stage's teacher of hidden states, if any, has layers that fit the
+    """Raise unless the stage's teacher of hidden states, if it has one, has layers that fit the
     model's.
     """
     if stage.hidden_states is not None:
@@ -241,8 +241,8 @@ def _check_examples(run: Run, tokenizer: PromptTokenizer) -> None:
 
 
 def check_instructions_at_hand(run: Run, tokenizer: PromptTokenizer) -> None:
-    """Check that instructions in the first rows of local files leave room for their queries;
-    `check_row_instructions` later checks all rows.
+    """Check that instructions in the first rows of local files leave room for their queries, before
+    `check_row_instructions` checks all rows.
 
     Raises:
         ConfigError: one does not.

@@ -70,7 +70,7 @@ def say_dtype(asked: DtypeSetting, precision: Precision) -> None:
 
 
 def with_dtype(run: AnyRun, dtype: DtypeSetting) -> AnyRun:
-    """Replace the number type `auto` by the given one; other settings stay."""
+    """Replace the number type `auto` by the given one; other number types are kept."""
     if run.model.backbone.dtype != "auto":
         return run
     backbone = changed(run.model.backbone, dtype=dtype)

@@ -58,7 +58,7 @@ def data_job(until: str, example: str = "") -> Job[DataRequest]:
 
 
 def _chosen(run: DataRun, names: str | None, until: str) -> tuple[str, ...]:
-    """Names of the data sets to prepare: the ones given, or all that configure the step."""
+    """Names of the data sets to prepare: the given ones, or all that configure the step."""
     known = {dataset.name: dataset for dataset in run.data.datasets}
     given = [name.strip() for name in names.split(",")] if names else list(known)
     for name in given:
@@ -79,12 +79,14 @@ def _chosen(run: DataRun, names: str | None, until: str) -> tuple[str, ...]:
 
 
 def _names() -> list[str]:
-    """Names of the data recipes, and of training recipes, whose data part can be prepared."""
+    """Names of the data recipes, and of training recipes, whose data sets can be prepared, too."""
     return [*data_recipe_names(), *recipe_names()]
 
 
 def _base(recipe: str) -> DataRun:
-    """Return the data run for a recipe's name or a YAML file; of training runs, their data part."""
+    """Return the data run for a recipe's name or a YAML file; of training runs, only the data
+    settings.
+    """
     names = _names()
 
     def get(name: str) -> DataRun:

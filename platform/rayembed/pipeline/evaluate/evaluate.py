@@ -33,7 +33,7 @@ RESULTS = "evaluation"
 
 @dataclass
 class EvaluationResult:
-    """Result of an evaluation: scores, failed tasks and where the files are."""
+    """Result of an evaluation: scores, failed tasks and the location of the files."""
 
     run: EvaluationRun
     scored: ModelScores
@@ -109,7 +109,9 @@ def evaluate(run: EvaluationRun) -> EvaluationResult:
 
 
 def with_findings(evaluated: EvaluationResult) -> EvaluationResult:
-    """Make the findings that the settings name about an evaluation's scores."""
+    """Run the configured analyses of an evaluation's scores and add their findings to the
+    result.
+    """
     run, scored = evaluated.run, evaluated.scored
     if not scored.scores:
         return evaluated
@@ -120,7 +122,7 @@ def with_findings(evaluated: EvaluationResult) -> EvaluationResult:
 
 
 def _baselines(run: EvaluationRun, factories: Sequence[TaskFactory]) -> Baselines | None:
-    """Rows beside the model; None: none.
+    """Make the baselines to score beside the model; None if the settings choose none.
 
     Raises:
         AssetError: the reranker is no cross-encoder.

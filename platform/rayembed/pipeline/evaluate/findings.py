@@ -1,4 +1,6 @@
-"""Findings about finished scores: made by the members of `FINDINGS`, stored beside the results."""
+"""Run the analyses of finished scores that are registered in `FINDINGS`, and store their results
+beside the scores.
+"""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ScoredModels:
-    """Scored models of a training run or of an evaluation, as a finding reads them."""
+    """Input of an analysis of scores: the scored models of a training run or of an evaluation."""
 
     models: "Mapping[str, ModelScores]"
     """Label → scores, with those of single queries and the model's spec."""
@@ -43,23 +45,25 @@ class ScoredModels:
 
     @property
     def judged(self) -> "ModelScores":
-        """Scores of the judged model."""
+        """Scores of the model that the analysis is about."""
         return self.models[self.about]
 
     @property
     def tasks(self) -> "tuple[TaskFactory, ...]":
-        """Tasks that the judged model was scored on."""
+        """Tasks on which the model that the analysis is about was scored."""
         return tuple(scoring.factory for scoring in self.judged.tasks)
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file beside the judged model's results, here and in storage."""
+        """Write a file beside the results of the model that the analysis is about, on this machine
+        and in storage.
+        """
         for folder in dict.fromkeys((str(self.judged.local), self.judged.results)):
             write_atomic(join(folder, name), content)
 
 
 @dataclass(frozen=True)
 class ComparedModels:
-    """Models of a comparison, as a finding reads them."""
+    """Input of an analysis of scores: the models of a comparison and their result files."""
 
     results: Mapping[str, Sequence[str]]
     """Label → folders of the model's result files, beside which findings lie."""
@@ -71,13 +75,13 @@ class ComparedModels:
     """Folder of each named own set, by the task's name."""
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file beside the comparison."""
+        """Write a file into the comparison's output folder."""
         write_atomic(join(self.output, name), content)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one analysis of finished scores: its table, lines, metrics and files; each may be
+    """Result of one analysis of scores: a table, sentences, metrics and files; each may be
     empty.
     """
 
@@ -95,7 +99,7 @@ class Finding:
 
     @property
     def section(self) -> str:
-        """Section of the model card; empty where there is nothing to say."""
+        """Section of the model card about the finding; empty if the finding is empty."""
         body = self.markdown
         if body is None:
             parts = [] if self.table is None else [show(self.table, "markdown").strip()]
@@ -106,8 +110,8 @@ class Finding:
 def make_findings(
     subject: ScoredModels | ComparedModels, names: Iterable[str] | None
 ) -> tuple[Finding, ...]:
-    """Run the analyses of scores and write their files; for one that fails, the report has a line
-    with the error instead.
+    """Run the analyses of scores and write their files; a failed analysis is reported by a sentence
+    with the error.
 
     Args:
         names: of the findings; None: all that are installed.
@@ -138,7 +142,7 @@ def _write(subject: ScoredModels | ComparedModels, finding: Finding) -> None:
 
 
 def print_findings(findings: Iterable[Finding], out: TextIO | None = None) -> None:
-    """Print tables and lines of findings; None: on standard output."""
+    """Print the tables and sentences of findings to `out`, by default standard output."""
     printer = console(out, soft_wrap=True)
     for finding in findings:
         if finding.table is not None:
@@ -150,7 +154,7 @@ def print_findings(findings: Iterable[Finding], out: TextIO | None = None) -> No
 def log_findings(
     findings: Iterable[Finding], tracker: "Tracker", step: int, folder: Path | None = None
 ) -> None:
-    """Send metrics and files of findings to MLflow.
+    """Send the metrics and files of findings to MLflow.
 
     Args:
         step: of the run.

@@ -17,8 +17,8 @@ _READ = 1000
 
 
 def with_fitting_tasks(run: Run, held_out: Sequence[HeldOutSet]) -> Run:
-    """Restrict the guard's general tasks to sampled tasks of the same kind and language as the own
-    data; without fitting ones, change nothing.
+    """Restrict the guard's general tasks to sampled ones of the same kind and language as the own
+    data; keep all if none match.
 
     Sets that name a language stay as they are, as do sets of the user's own and mteb's tasks.
     """
@@ -52,8 +52,8 @@ def with_fitting_tasks(run: Run, held_out: Sequence[HeldOutSet]) -> Run:
 
 
 def other_language(run: Run, held_out: Sequence[HeldOutSet]) -> str:
-    """Write a note if the general tasks' language differs from that of the own data, or the latter
-    is unclear; else empty.
+    """Write a note if the general tasks' language differs from the own data's, or if the own data's
+    language is unclear; else empty.
 
     Args:
         run: that `with_fitting_tasks` gave.

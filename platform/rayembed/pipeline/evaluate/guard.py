@@ -87,7 +87,9 @@ class Judged:
         return "trained" if self.key.share is None else f"{100 * self.key.share:g} %"
 
     def in_general(self) -> str:
-        """Format the general gain with the tasks that lose most: `+0.009; but Topics -0.034`."""
+        """Format the general gain, followed by the tasks that lose most: `+0.009; but Topics
+        -0.034`.
+        """
         if self.general is None:
             return "none"
         worst = ", ".join(f"{task} {apart:+.3f}" for task, apart in self.lost.items())
@@ -108,8 +110,8 @@ class Verdict:
 
     @property
     def summary(self) -> str:
-        """Describe all gains in hundredths of a score, the kept model, and the tasks that
-        lose.
+        """Describe each candidate's gains in hundredths of a score, the kept model, and the tasks
+        that lose.
 
         `trained: own +5.1, general -1.0; 75 %: +5.2, -0.7 ← kept; 50 %: +3.9, -0.4`.
         """
@@ -151,8 +153,8 @@ def verdict(
     own: Collection[str],
     guard: GuardConfig,
 ) -> Verdict:
-    """Compare the candidates with the base and choose the model to keep: by `choice`, or as
-    `guard.take` sets.
+    """Compare the candidates with the base and choose the model to keep: by the rule `choice`, or
+    the mixture that `guard.take` sets.
 
     Args:
         models: the untrained model, the trained one and mixtures, all scored on the same tasks.
@@ -186,7 +188,7 @@ def verdict(
 def choice(
     candidates: Sequence[Judged], near: Callable[[Judged, Judged], bool], most_loss: float | None
 ) -> Judged | None:
-    """Choose the candidate to keep; None keeps the base model.
+    """Choose the candidate to keep; None means that the base model is kept.
 
     Left are those that gain on own data beyond chance (without scores of queries: by at least
     0.001) and whose general loss is smaller than that
@@ -210,8 +212,8 @@ def choice(
 
 
 def _lost(model: ModelScores, base: ModelScores, tasks: Sequence[str]) -> dict[str, float]:
-    """Score differences to the base of general tasks that lose more than `_NOTED`, largest loss
-    first; empty for a single task.
+    """Map general tasks that lose more than `_NOTED` to their difference from the base, largest
+    loss first; empty for a single task.
     """
     if len(tasks) == 1:
         return {}
@@ -247,8 +249,8 @@ def mixtures(
 
 
 def remove_mixtures(run: Run, folders: RunFolders, kept: ScoreKey) -> None:
-    """Remove the run's stored mixtures, except the chosen one and earlier chosen ones, which have a
-    card.
+    """Remove the run's stored mixtures, except the chosen one and those chosen earlier, which have
+    a model card.
     """
     place = join(folders.storage, "models")
     files = [Path(name) for name in list_files(place, recursive=True)]
@@ -310,7 +312,9 @@ def judge(run: Run, scores: Mapping[ScoreKey, ModelScores], note: str = "") -> V
 
 
 def _few_queries(base: ModelScores, own: Collection[str]) -> str:
-    """Remark that own data has few queries; empty if it has enough, or no scores of queries."""
+    """Write a remark if the own data has few queries; empty if it has enough, or no scores of
+    single queries.
+    """
     parts = [part for task, parts in base.queries.items() if task in own for part in parts]
     number = sum(map(len, parts))
     if not 0 < number < _FEW_QUERIES:

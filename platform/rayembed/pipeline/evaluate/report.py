@@ -15,7 +15,8 @@ from rayembed.results.scores import BM25_ROW, HYBRID, HYBRID_RERANKED, RERANKED
 
 
 def benchmark_averages(evaluated: EvaluationResult) -> dict[str, dict[str, float]]:
-    """Compute the averages by category and the mean of each mteb benchmark in the run.
+    """Compute the averages by category and the overall mean of each mteb benchmark in the
+    run.
 
     Of MIRACL: the languages that are scored, then the means over all 18 and over 16 of them.
     """
@@ -99,8 +100,8 @@ _ROWS = {
 
 
 def _scores_table(evaluated: EvaluationResult) -> Table:
-    """Tabulate each task's score and, below it, the rows beside the model with their paired
-    differences from it.
+    """Tabulate each task's score and, below it, the baselines' scores with their paired differences
+    from it.
     """
     scored = evaluated.scored
     rows: list[list[object]] = []

@@ -100,8 +100,8 @@ class RunScorer:
         return scored
 
     def _has_rows(self, key: ScoreKey) -> bool:
-        """Whether rows of BM25 and hybrid search are scored beside this model: the untrained one,
-        the last stage's or one of its mixtures.
+        """Whether BM25 and hybrid search are scored beside this model: the untrained one, the last
+        stage's or one of its mixtures.
         """
         run = self._run
         plain = key == ScoreKey(key.stage, share=key.share)
@@ -120,8 +120,9 @@ class RunScorer:
         return self._runtime.precision(self._run.placement)
 
     def further(self, tell: Callable[[str, dict[str, float]], None]) -> dict[ScoreKey, ModelScores]:
-        """Score the last stage's model at smaller widths, in the number types that any stage trains
-        and without context, and the baselines; return these with the rows beside all models.
+        """Score the last stage's model at smaller widths, in trained number types and without
+        context, and the configured baselines; return these scores and those taken beside all
+        models.
 
         Args:
             tell: takes the name of a curve in MLflow and its scores.
@@ -151,7 +152,7 @@ class RunScorer:
 
 
 def _curve(key: ScoreKey) -> str:
-    """Name in MLflow for scores of a model variant: `eval_256`, `eval_256_binary`,
+    """Name of the metrics in MLflow for scores of a model variant: `eval_256`, `eval_256_binary`,
     `eval_no_context`.
     """
     width = [] if key.dimension is None else [str(key.dimension)]

@@ -70,7 +70,7 @@ def score_all(
 def score_saved(
     label: str, model: ModelUnderTest, scores: Scores, placement: EvaluationPlacement
 ) -> ModelScores:
-    """Score a saved model on all tasks, as an evaluation does.
+    """Score a saved model on all tasks, in the same way as an evaluation job.
 
     Raises:
         RayembedError: a task has no score.
@@ -138,8 +138,8 @@ def report_tables(
     *,
     kept: Scored[Made] | None = None,
 ) -> list[Table]:
-    """Make the table of scored variants, and another one of their task scores if there are several
-    tasks.
+    """Make the table of scored variants, and a second one of their scores by task if there are
+    several tasks.
 
     The first variant is what the others are compared with.
 

@@ -38,8 +38,8 @@ def _work(asked: argparse.Namespace, _: JobContext) -> int:
 
 
 def _read(args: argparse.Namespace) -> argparse.Namespace:
-    """Check the arguments, and add the gates, the model's name and MLflow's address that follow
-    from them.
+    """Check the arguments, and derive the gates, the model's name and MLflow's address from
+    them.
     """
     gates = Gates(
         tuple(parse_requirement(text) for text in args.require),

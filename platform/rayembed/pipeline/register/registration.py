@@ -216,8 +216,8 @@ def register_trained(
 def _with_scores(
     client: Any, candidate: Candidate, name: str, results: Path | None, *, trusted: bool = False
 ) -> Candidate:
-    """Add the stored scores of the candidate's version and the ones in `results`, of its
-    weights.
+    """Add the scores stored with the candidate's version, and those in the folder `results` of the
+    same weights.
     """
     kept: tuple[TaskScore, ...] = ()
     if candidate.number is not None:
@@ -326,7 +326,9 @@ def _make_version(candidate: Candidate, name: str, open_tracker: OpenTracker) ->
 
 
 def _with_proof(folder: Path) -> None:
-    """Write the proof of a model's folder, unless it has one; only of what rayembed can load."""
+    """Write the stored reference vectors (proof) of a model's folder, unless it has them or
+    rayembed cannot load it.
+    """
     try:
         check_loadable(folder)
     except ArtifactError as error:

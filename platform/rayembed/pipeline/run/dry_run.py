@@ -160,7 +160,7 @@ def _needs(run: Run, counted: dict[str, str]) -> Table:
 
 
 def _scores(run: Run) -> str:
-    """Describe the tasks and the models that the run scores."""
+    """Describe the tasks on which the run's models are scored, and these models."""
     if not run.takes_scores:
         return "none: no tasks are named, and nothing is held out"
     evaluation = run.evaluation
@@ -285,6 +285,8 @@ def _negatives(dataset: DatasetConfig) -> str:
 
 
 def _short(reference: str) -> str:
-    """Shorten a reference: without its hash, and inside a package to the package's name."""
+    """Shorten a reference for a table: without its hash; one inside a package to the package's
+    name.
+    """
     body = reference.partition("?")[0]
     return body.removeprefix("pypi://").partition("/")[0] if body.startswith("pypi://") else body

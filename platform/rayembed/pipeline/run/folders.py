@@ -246,7 +246,9 @@ def send_pending(run: NamedRun, out: TextIO) -> None:
 
 
 def send_files(files: StoredFolder, tracking_uri: str | None, out: TextIO) -> None:
-    """Send the pending data in a locked folder to MLflow; raises the errors of `send_pending`."""
+    """Send the pending data in a locked folder to MLflow; raises the same errors as
+    `send_pending`.
+    """
     number = send_metrics(files.local, tracking_uri=tracking_uri)
     files.keep()
     out.write(f"sent {number} steps; MLflow has everything of {files.place}\n")

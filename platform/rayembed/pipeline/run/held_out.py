@@ -49,8 +49,7 @@ class HeldOutSet:
 
 
 def held_out_set_of(dataset: DatasetConfig, records: DatasetArtifact) -> HeldOutSet | None:
-    """Return the evaluation set of a data set's prepared records; None if nothing is held
-    out.
+    """Return the evaluation set of a data set's held-out rows; None if nothing is held out.
 
     Raises:
         ArtifactError: its files are not what was written.
@@ -67,7 +66,7 @@ def held_out_set_of(dataset: DatasetConfig, records: DatasetArtifact) -> HeldOut
 
 
 def held_out_sets(run: Run, plans: Mapping[str, str]) -> list[HeldOutSet]:
-    """Return the evaluation sets of all data sets of the run that hold a part out.
+    """Return the evaluation sets of all data sets of the run with held-out rows.
 
     Args:
         plans: stage name → folder of its batch plan.

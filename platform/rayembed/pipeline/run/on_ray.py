@@ -210,8 +210,8 @@ class OnRay:
         self.train = train_on_ray
 
     def gpus(self, placement: "Settings") -> "SeenGpus":
-        """Usable GPUs of the cluster's live nodes, or of this machine before a local cluster
-        starts.
+        """List the usable GPUs of the cluster's live nodes; before a local cluster starts, of this
+        machine.
         """
         import ray
 
@@ -224,8 +224,8 @@ class OnRay:
         return cluster_gpus(placement)
 
     def precision(self, placement: "Placement | EvaluationPlacement") -> "Precision":
-        """Number type that a worker's node computes fast, or this machine before a local cluster
-        starts.
+        """Number type that a worker's node (before a local cluster starts: this machine) computes
+        fast.
         """
         import ray
 

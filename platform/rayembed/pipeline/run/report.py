@@ -91,7 +91,7 @@ def scores_table(run: Run, scores: Mapping[ScoreKey, ModelScores]) -> ScoreTable
 
 
 def without_hybrids_of_others(scores: Mapping[ScoreKey, T], kept: ScoreKey) -> dict[ScoreKey, T]:
-    """Leave out the rows of hybrid search with mixtures that are not kept."""
+    """Leave out the score table's rows for hybrid search with mixtures that are not kept."""
     return {
         key: scored
         for key, scored in scores.items()
@@ -100,7 +100,8 @@ def without_hybrids_of_others(scores: Mapping[ScoreKey, T], kept: ScoreKey) -> d
 
 
 def gains_table(run: Run, scores: Mapping[ScoreKey, ModelScores]) -> Table:
-    """Mean differences with their intervals, and what the vectors cost, a row for each model.
+    """Make a table with each model's mean difference from its base, the interval, and the cost of
+    its vectors.
 
     Models of the run are compared with the untrained one, hybrid search with its model, baselines
     with the last stage's model, over the tasks that both have.
@@ -181,8 +182,8 @@ def _why_no_candidate(outcome: Outcome) -> str | None:
 
 
 def dropped_line(steps: int) -> str:
-    """Line of the report about training steps dropped for a loss or gradient that was not
-    finite.
+    """Write the report's sentence about training steps that were dropped because a loss or gradient
+    was not finite.
     """
     were = "step was" if steps == 1 else "steps were"
     return (

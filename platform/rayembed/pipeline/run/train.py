@@ -92,7 +92,7 @@ START, DATA, MIXTURES, REGISTRY = "start", "data", "mixtures", "registry"
 
 @dataclass(frozen=True)
 class TrialOf:
-    """What a sweep adds to a run that is one of its trials: tags, and a callback for scores."""
+    """Additions of a sweep to a run that is one of its trials: tags, and a callback for scores."""
 
     tags: Mapping[str, str]
     """Tags of its MLflow run: the sweep, and the trial's settings."""
@@ -380,7 +380,7 @@ def _findings(
     scores: Mapping[ScoreKey, ModelScores],
     kept: ScoreKey,
 ) -> tuple[Finding, ...]:
-    """Findings about the scores of the kept model."""
+    """Run the analyses of scores on the kept model, and return their findings."""
     stages = [stage.name for stage in run.stages]
     subject = ScoredModels(
         {key.label(stages): scored for key, scored in scores.items()},
@@ -396,5 +396,7 @@ def _findings(
 
 
 def _of_plans(lines: Callable[[str], list[str]], plans: Mapping[str, str]) -> list[str]:
-    """Collect the distinct lines that `lines` returns for all plans' folders."""
+    """Collect the distinct texts that the function `lines` returns for the folders of all batch
+    plans.
+    """
     return list(dict.fromkeys(line for plan in plans.values() for line in lines(plan)))

@@ -157,7 +157,7 @@ def _show(run: Run, context: JobContext) -> None:
 
 
 def _is_typed(dataset: str, assignments: Iterable[str]) -> bool:
-    """Whether a `--set` of the command changes the source of the data set, so that it is not the
+    """Whether a `--set` of the command changes the data set's source, so that it is no longer the
     recipe's.
     """
     return any(text.strip().startswith(f"data.datasets.{dataset}.source") for text in assignments)
@@ -203,8 +203,8 @@ _SHOWN_CHARACTERS = 60
 
 
 def print_trace(run: Run, stage: str, step: int, out: TextIO) -> None:
-    """Print the rows that one step of a stage trains on, with their origin and the folders that
-    they came through.
+    """Print the rows that one step of a stage trains on, with their origin and the folders of each
+    data step that made them.
 
     Raises:
         ArtifactError: no training of that name has a plan of the stage, or a folder that it was
