@@ -47,7 +47,7 @@ class SpreadTable:
         return tuple(fmean(each) for each in zip(*(row[t] for t in self.tasks), strict=True))
 
     def gains(self, label: str, column: str) -> tuple[float, ...]:
-        """Subtract the base's score for the same seed from each score; empty if either is
+        """Subtract the base row's score for the same seed from each score; empty if either is
         missing.
         """
         if self.base is None or label == self.base:
@@ -66,7 +66,7 @@ def shown(scores: Sequence[float], *, signed: bool = False) -> str:
 
 
 def spread_markdown(table: SpreadTable, corner: str) -> str:
-    """Write the table in Markdown, followed by the gains if there is a base.
+    """Format the table of scores in Markdown, followed by the gains if there is a base row.
 
     Args:
         corner: heading of the labels.
@@ -96,7 +96,7 @@ def spread_csv(table: SpreadTable, corner: str) -> str:
 
 
 def spread_table(table: SpreadTable, corner: str, *, title: str) -> Table:
-    """Build the table for a terminal, with each score's gain over the base below it."""
+    """Build the score table for a terminal, with each score's gain over the base row below it."""
     rows = []
     for label in table.rows:
         cells = _cells(table, label, signed=False)

@@ -30,7 +30,7 @@ class MaskedBatch:
 
 @dataclass(frozen=True)
 class MaskedSteps:
-    """Builds a worker's batches by step number. Picklable: data workers call it."""
+    """Build a worker's masked batches by step number. Picklable: data workers call it."""
 
     plan: SequencePlan
     masking: MaskingConfig

@@ -15,7 +15,7 @@ from rayembed_extras.estimates.time import FILLED, CountedKind, Work
 
 
 def adaptation_needs(run: Adaptation) -> dict[str, str]:
-    """Return the rows of a dry run's table: parameter count and memory of a worker.
+    """Return the rows of a dry run's table with the parameter count and a worker's memory.
 
     Raises:
         ConfigError, ArtifactError: the model cannot be built as configured.
@@ -34,8 +34,8 @@ def adaptation_needs(run: Adaptation) -> dict[str, str]:
 
 
 def adaptation_size(run: Adaptation) -> ModelSize | None:
-    """Count the parameters, including the prediction head; None if the model's shape is not known
-    here.
+    """Count the parameters, including the prediction head; None if only the hub has the model's
+    config.json.
     """
     path = run.model.backbone.path
     settings = known_settings(path, "model.backbone.path")

@@ -53,7 +53,8 @@ _INITIAL_STD = 0.02
 def load_masked_language_model(
     folder: Path, config: RotaryEncoderConfig, *, max_length: int, seed: int
 ) -> MaskedLanguageModel:
-    """Load the encoder with rotary positions and its head, on the CPU, in training mode.
+    """Load the encoder with rotary positions and its prediction head, on the CPU, in
+    training mode.
 
     The head is the folder's own; where it has none, as models for embeddings do not, a fresh one
     drawn by the seed. Everything is in the config's dtype.
@@ -88,7 +89,8 @@ def load_masked_language_model(
 def empty_masked_language_model(
     settings: Mapping[str, Any], config: RotaryEncoderConfig, where: str
 ) -> MaskedLanguageModel:
-    """The model on the meta device, from the content of a config.json.
+    """Build the masked-language model without weights (meta device) from the content of a
+    config.json.
 
     Raises:
         ArtifactError, ConfigError: as `load_masked_language_model`, but for the weights.
@@ -101,7 +103,7 @@ def empty_masked_language_model(
 
 
 def check_adaptable(folder: Path, config: RotaryEncoderConfig) -> MaskingVocabulary:
-    """Check from its files that an encoder can be adapted; return the vocabulary of its
+    """Check an encoder's files to see whether it can be adapted; return the vocabulary of its
     tokenizer.
 
     Raises:
@@ -185,7 +187,7 @@ def _head_of(
 def save_adapted(
     model: MaskedLanguageModel, folder: Path, tokenizer_from: Path, config: RotaryEncoderConfig
 ) -> None:
-    """Save the encoder in its published layout, with its tokenizer and the head.
+    """Save the encoder in its published layout, with its tokenizer and the prediction head.
 
     Args:
         tokenizer_from: the folder that the model was loaded from.

@@ -96,7 +96,7 @@ class MaskedLanguage(Objective):
         )
 
     def source(self, plan: SequencePlan, step: int) -> str:
-        """Describe the languages of a batch, for messages."""
+        """Describe the languages of a batch, for error messages."""
         _, codes = plan.read(step, plan.slots(0, 1))
         return f"the languages {', '.join(sorted(set(codes)))}"
 
@@ -281,7 +281,7 @@ class HeldOutScores(Callback):
         self._trainer = trainer
 
     def on_step_end(self, record: StepRecord) -> None:
-        """Score the held-out batches if this step is one of those to score.
+        """Score the held-out batches if this step is one at which they are scored.
 
         Raises:
             DivergenceError: a perplexity is not finite; the same on all workers.

@@ -261,7 +261,7 @@ def order_sequences(
     alpha: float,
     held_out: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(num_steps, G) training and (held_out, G) held-out int64 indices of sequences in the
+    """Return (num_steps, G) training and (held_out, G) held-out int64 indices of sequences in the
     pool.
 
     A language with m of the sequences has the share m^α / Σ m^α of every batch, exact to one
@@ -309,7 +309,7 @@ def _order(
     alpha: float,
     key: str,
 ) -> np.ndarray:
-    """(num_steps, G) int64 indices into the pool, drawn from the given ones."""
+    """Return (num_steps, G) int64 indices into the pool, drawn from the given indices."""
     by_content = among[np.lexsort((among, pool.hash[among]))]
     numbers = np.unique(pool.language[among])
     of_language = [by_content[pool.language[by_content] == number] for number in numbers]

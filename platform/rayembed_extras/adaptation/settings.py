@@ -155,7 +155,7 @@ class MaskedTraining(Settings):
 
     @property
     def name(self) -> str:
-        """Name of the stage's folder, also used in log lines."""
+        """Name of the training stage's folder, also used in log lines."""
         return "adapt"
 
     @property

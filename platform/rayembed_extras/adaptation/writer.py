@@ -27,8 +27,8 @@ _ROWS_PER_GROUP = 256
 
 
 class SequenceWriter:
-    """Makes sequences from one task's texts and writes a Parquet file whenever enough tokens have
-    been collected.
+    """Make sequences from one task's texts; write a Parquet file whenever enough tokens are
+    collected.
 
     Part boundaries do not affect sequences. Between calls it holds less than `TOKENS_PER_PART`
     tokens of sequences and less than one sequence of each language.

@@ -37,7 +37,7 @@ class AirBench:
         return air_bench_jobs(self.name, _folder(run), run.languages)
 
     def keep(self, run: EvaluationRun, done: "Sequence[Done]") -> None:
-        """Write the table of dev scores, if any dev split was scored."""
+        """Write the table of dev scores to storage, if any dev split was scored."""
         from rayembed_extras.air_bench.scores import write_dev_scores
 
         if _has_dev(done):
@@ -72,7 +72,9 @@ class AirBench:
         return lines
 
     def write_submission(self, storage: str, retriever: str) -> str:
-        """Write the leaderboard's zip file; raises the errors of `submission.write_submission`."""
+        """Write the leaderboard's zip file; raises the same errors as
+        `submission.write_submission`.
+        """
         from rayembed_extras.air_bench.submission import write_submission
 
         folder = join(storage, _FOLDER)

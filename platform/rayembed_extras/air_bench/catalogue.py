@@ -80,8 +80,8 @@ class AirBenchDataset:
         return f"{self._place}_{self.name}"
 
     def result_path(self, split: Split) -> str:
-        """Path of the search results in AIR-Bench's own folder layout, relative to the folder of a
-        reranker.
+        """Path of the search results in AIR-Bench's own folder layout, relative to the reranker's
+        folder.
         """
         return f"{self.task}/{self.domain}/{self.language}_{self.name}_{split}.json"
 

@@ -197,8 +197,8 @@ class AirBenchResults:
 
 
 def open_results(folder: str, version: str, meta: ModelMeta) -> AirBenchResults:
-    """Open a model's results below `folder` and reserve it for this model; raise if it has results
-    of another.
+    """Open a model's results below `folder` and reserve it for this model; raise if it holds
+    another model's results.
 
     Args:
         folder: local or in object storage.
@@ -234,7 +234,8 @@ def open_results(folder: str, version: str, meta: ModelMeta) -> AirBenchResults:
 
 
 def made_by(folder: str, version: str, retriever: str) -> dict[str, str]:
-    """Model, revision and benchmark version of the results in a retriever's folder.
+    """Read the model, revision and benchmark version that produced the results in a retriever's
+    folder.
 
     Raises:
         ArtifactError: there is no such folder, or its `made_by.json` is broken.

@@ -102,7 +102,7 @@ def dev_file(folder: str, version: str, retriever: str) -> str:
 
 
 def write_dev_scores(folder: str, version: str, retriever: str) -> None:
-    """Write the dev scores computed so far to the CSV file `dev_file`; raises the errors of
+    """Write the dev scores computed so far to the CSV file `dev_file`; raises the same errors as
     `read_dev_scores`.
     """
     table = dev_csv(read_dev_scores(folder, version, retriever))
@@ -110,7 +110,9 @@ def write_dev_scores(folder: str, version: str, retriever: str) -> None:
 
 
 def dev_markdown(found: DevScores) -> str:
-    """Markdown table with a line for each data set, in percent, and the mean of each task."""
+    """Format the dev scores as a Markdown table in percent: a row for each data set, and each
+    task's mean.
+    """
     lines: list[list[object]] = []
     for task, metric in MAIN_SCORES.items():
         for dataset in found.datasets(task):
@@ -122,7 +124,9 @@ def dev_markdown(found: DevScores) -> str:
 
 
 def dev_csv(found: DevScores) -> str:
-    """CSV with unrounded scores as fractions, without means; missing scores are empty."""
+    """Format the dev scores as CSV: unrounded fractions, without means; missing scores are
+    empty.
+    """
     lines = [
         [
             *(one.version, one.task, one.domain, one.language, one.name, MAIN_SCORES[one.task]),

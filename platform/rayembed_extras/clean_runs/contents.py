@@ -92,7 +92,7 @@ class PreparedFolder:
 
     @property
     def identity(self) -> str:
-        """Fingerprint with which the folder's name ends."""
+        """Fingerprint at the end of the folder's name."""
         return self.place.rpartition("-")[2]
 
 

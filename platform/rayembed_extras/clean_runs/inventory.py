@@ -173,7 +173,7 @@ class Inventory:
 
     @cached_property
     def temporary(self) -> dict[str, int]:
-        """Half-written files of writers that were killed → bytes."""
+        """Path of each half-written file of a killed writer → bytes."""
         named = {
             path: size
             for path, size in self.files.items()
@@ -192,8 +192,8 @@ class Inventory:
         return self._folders.get(folder, {})
 
     def others(self) -> dict[str, int]:
-        """Path of everything else → bytes: files without a manifest, evaluation results, small
-        models.
+        """Path of every file of no other class → bytes: files without a manifest, evaluation
+        results, small models.
         """
         known = {f"{run.kind}/{run.name}" for run in self.runs}
         known |= {folder.place for folder in self.prepared}
@@ -362,7 +362,7 @@ class Inventory:
         return values if isinstance(values, dict) else {}
 
     def _lines(self, path: str) -> list[dict[str, Any]]:
-        """Read a file of one JSON object a line; an incomplete last line is skipped."""
+        """Read a file with one JSON object on each line; an incomplete last line is skipped."""
         if path not in self.files or not exists(join(self.storage, path)):
             return []
         found = []

@@ -30,7 +30,7 @@ def clean(asked: CleanRequest, context: JobContext) -> None:
 
 def show(asked: CleanRequest, context: JobContext) -> None:
     """Print what `clean` would remove, or the storage's contents if `--free` is not given; raises
-    the errors of `clean`.
+    the same errors as `clean`.
     """
     _clean(asked, context, dry_run=True)
 
@@ -69,7 +69,7 @@ def _list(
     entries: "MlflowEntries",
     context: JobContext,
 ) -> None:
-    """Print the tables, and the bytes that each `--free` would release."""
+    """Print the tables of the storage, and the bytes that each `--free` option would release."""
     from rayembed.display.tables import Table, console
     from rayembed_extras.clean_runs.removal import named_runs, steps_of
     from rayembed_extras.clean_runs.tables import data_table, runs_table, shown_size

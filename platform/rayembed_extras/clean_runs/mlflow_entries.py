@@ -129,7 +129,7 @@ class MlflowEntries:
 
 @contextmanager
 def _if_there() -> Iterator[None]:
-    """Context manager that ignores MLflow's error that an entry does not exist."""
+    """Context manager that ignores MLflow's error about a missing entry."""
     from mlflow.exceptions import MlflowException
 
     try:

@@ -46,7 +46,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Step:
-    """One removal; if interrupted, the next call completes it."""
+    """One removal; if it is interrupted, the next call completes it."""
 
     what: str
     num_bytes: int
@@ -155,7 +155,7 @@ def _of_states(inventory: Inventory, chosen: Sequence[StoredRun]) -> list[Step]:
 
 
 def _check_free(inventory: Inventory, going: Sequence[StoredRun]) -> None:
-    """Raise if a job works on one of the runs, or if another run or sweep needs it."""
+    """Raise if a job is using one of the runs, or if another run or sweep needs it."""
     staying = _staying(inventory, going)
     for run in going:
         if run.state == "running":
@@ -307,7 +307,9 @@ def _remove_prepared(place: str, below: Mapping[str, int]) -> None:
 
 
 def _remove_tops(place: str, paths: Collection[str]) -> None:
-    """Remove files at the top of a folder, and whole subfolders that contain other given paths."""
+    """Remove files that lie directly in a folder, and whole subfolders that contain other given
+    paths.
+    """
     for top in sorted({path.partition("/")[0] for path in paths}):
         if top in paths:
             remove_file(join(place, top))

@@ -1,1 +1,1 @@
-"""Clean scores: which test texts a model was trained on, and its scores without them."""
+"""Clean scores: scores of a model without the test texts that it was trained on."""

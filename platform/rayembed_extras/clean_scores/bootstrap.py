@@ -1,4 +1,6 @@
-"""Score of all items and of the clean ones, with an interval of the difference."""
+"""Compute the score of all test items and of the unseen (clean) ones, with an interval of the
+difference.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ Statistic = Callable[[np.ndarray, np.ndarray], float]
 
 @dataclass(frozen=True)
 class PartOutcomes:
-    """Outcomes of the items of one split and subset."""
+    """Outcomes (scores or cosines) of the test items of one split and subset."""
 
     outcomes: np.ndarray
     """(items,) float64."""
@@ -32,7 +34,7 @@ class PartOutcomes:
 
 @dataclass(frozen=True)
 class CleanScore:
-    """Score on all items and on the clean ones, means over splits and subsets."""
+    """Score of all test items and of the clean (unseen) ones, averaged over splits and subsets."""
 
     all: float
     clean: float
@@ -42,17 +44,17 @@ class CleanScore:
 
     @property
     def difference(self) -> float:
-        """Clean score less the score of all items."""
+        """Score of the clean items minus the score of all items."""
         return self.clean - self.all
 
     @property
     def is_noise(self) -> bool:
-        """Whether the interval has 0 in it."""
+        """Whether the interval contains 0."""
         return self.interval is not None and self.interval[0] <= 0.0 <= self.interval[1]
 
 
 def clean_score(parts: Sequence[PartOutcomes]) -> CleanScore | None:
-    """Score on clean items; None where a split or subset has none, or too few for a score."""
+    """Compute the score on clean items; None if a split or subset has too few of them."""
     scores = [(_score(part, everything(part)), _score(part, part.clean)) for part in parts]
     if not scores or not np.isfinite(np.array(scores)).all():
         return None
@@ -70,7 +72,7 @@ def clean_score(parts: Sequence[PartOutcomes]) -> CleanScore | None:
 
 
 def everything(part: PartOutcomes) -> np.ndarray:
-    """Mask of all items of a part."""
+    """Return a mask (items,) that selects all items."""
     return np.ones(len(part.outcomes), bool)
 
 
@@ -83,9 +85,7 @@ def _score(part: PartOutcomes, items: np.ndarray) -> float:
 
 
 def _differences(part: PartOutcomes, generator: np.random.Generator) -> np.ndarray:
-    """(draws,) difference of the score of clean pairs and of all, of pairs that are drawn with
-    replacement.
-    """
+    """(draws,) score of the clean pairs minus score of all pairs, in each bootstrap sample."""
     size, found = len(part.outcomes), np.empty(_DRAWS)
     for draw in range(_DRAWS):
         drawn = generator.integers(0, size, size)
@@ -96,15 +96,15 @@ def _differences(part: PartOutcomes, generator: np.random.Generator) -> np.ndarr
 
 
 def spearman(outcomes: np.ndarray, labels: np.ndarray) -> float:
-    """Spearman's correlation; NaN where one side is constant."""
+    """Spearman's correlation; NaN if all outcomes or all labels are equal."""
     if len(outcomes) < 3 or np.ptp(outcomes) == 0 or np.ptp(labels) == 0:
         return float("nan")
     return float(np.corrcoef(rankdata(outcomes), rankdata(labels))[0, 1])
 
 
 def average_precision(outcomes: np.ndarray, labels: np.ndarray) -> float:
-    """Average precision of the pairs of label 1, by falling outcome; equal outcomes count as one
-    threshold, as scikit-learn has it. NaN without such pairs.
+    """Average precision of the pairs with label 1, ranked by outcome; equal outcomes form one
+    threshold, as in scikit-learn. NaN without such pairs.
     """
     order = np.argsort(-outcomes, kind="stable")
     right = labels[order] > 0

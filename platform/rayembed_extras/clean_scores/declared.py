@@ -1,4 +1,4 @@
-"""Tasks that a model is declared to be trained on, by mteb's metadata of models."""
+"""Find the tasks on which a model was trained according to mteb's model metadata."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from mteb.models import ModelMeta
 
 
 def declared_tasks(meta: ModelMeta, tasks: Sequence[str]) -> dict[str, str]:
-    """Task → why a score on it is not zero-shot, as mteb's leaderboard would decline it.
+    """Task → reason why mteb's leaderboard would not count its score as zero-shot.
 
     Data that share texts count as one, as mteb has it (`NQ` and `NanoNQRetrieval`).
     """

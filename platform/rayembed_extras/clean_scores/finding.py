@@ -1,4 +1,4 @@
-"""The finding: test texts in the batch plan, scores without them, and declared training data."""
+"""Report clean scores: search the batch plan for test texts, and score the model without them."""
 
 import csv
 import io
@@ -34,8 +34,8 @@ _COLUMNS = (
 
 
 def clean_scores(scored: ScoredModels) -> Finding | None:
-    """Look for the test texts of all scored tasks in the batch plans of the model's training, and
-    compute the scores without the items that are there.
+    """Search the model's batch plans for the test texts of all scored tasks, and compute the scores
+    without them.
 
     None where neither a plan nor declared training data of the model are known.
     """
@@ -56,7 +56,9 @@ def clean_scores(scored: ScoredModels) -> Finding | None:
 
 
 def plans_beside(reference: str) -> list[str]:
-    """Batch plans of the run in whose folder a model lies; none for models from elsewhere."""
+    """Return the batch plans of the run whose folder contains the model; empty for models from
+    elsewhere.
+    """
     place = reference if "://" in reference else str(Path(reference).expanduser().absolute())
     run_folder = "/".join(place.rstrip("/").split("/")[:-2])
     path = join(run_folder, PLANS_FILE)
@@ -67,8 +69,8 @@ def plans_beside(reference: str) -> list[str]:
 
 
 def _parts(scored: ScoredModels, texts: TestTexts, failed: dict[str, str]) -> Iterator[ScoredPart]:
-    """Scored splits and subsets with the numbers of their texts; a task whose data cannot be had is
-    named in `failed`, with the reason.
+    """Yield the scored splits and subsets with numbered texts; tasks whose data cannot be loaded go
+    to `failed`, with the reason.
     """
     for scoring in scored.judged.tasks:
         for piece in scoring.pieces:
@@ -217,7 +219,7 @@ def compared_clean_scores(compared: ComparedModels) -> Finding | None:
 
 
 def _stored(folders: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Rows of `clean_scores.csv` by task, of the folders' first one."""
+    """Read the rows of the first `clean_scores.csv` in the folders, by task."""
     for folder in folders:
         path = join(folder, SCORES_FILE)
         if exists(path):

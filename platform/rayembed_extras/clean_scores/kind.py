@@ -1,4 +1,4 @@
-"""Clean scores as a finding, as `placement.findings` names it."""
+"""Register clean scores as a kind of report that `placement.findings` can select."""
 
 from rayembed.config.reports import FindingKind
 

@@ -1,4 +1,6 @@
-"""Seen and clean items of tasks, counted, and the scores of both."""
+"""Count the test items of each task that were seen in training, and score all items and the unseen
+ones.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +35,9 @@ _WAYS = (EQUAL, CONTAINED, SIMILAR)
 
 @dataclass
 class ScoredPart:
-    """One scored split and subset: its texts by number, and what its score is made of."""
+    """One scored split and subset of a task: its numbered texts, and the outcomes that make up its
+    score.
+    """
 
     task: str
     split: str
@@ -61,7 +65,9 @@ class ScoredPart:
     def of(
         cls, metadata: Any, part: TaskPart, entry: Mapping[str, Any], texts: TestTexts
     ) -> "ScoredPart":
-        """Number the texts of a part, and read the outcomes of its items from its scores."""
+        """Number the texts of a split and subset, and read the items' outcomes from its stored
+        scores.
+        """
         flat = [text for item in part.items for text in item]
         sizes = [len(item) for item in part.items]
         numbers = texts.add(flat)
@@ -95,7 +101,7 @@ class ScoredPart:
         )
 
     def mark(self, found: np.ndarray) -> None:
-        """Take over how each text was seen; an item is seen in the surest way of its texts."""
+        """Mark each item with the strongest match of its texts: equal, contained, or similar."""
         unseen = len(_WAYS) + 1
         of_texts = np.where(found[self.numbers] > 0, found[self.numbers], unseen)
         ways = np.full(len(self.items), unseen)
@@ -105,7 +111,7 @@ class ScoredPart:
 
     @property
     def part_outcomes(self) -> PartOutcomes | None:
-        """Outcomes of the items; None where they are not stored or are of another score."""
+        """Outcomes of the items; None if they are not stored or do not reproduce the main score."""
         if self.outcomes is None or (self.labels is not None and self.statistic is None):
             return None
         part = PartOutcomes(self.outcomes, self.ways == 0, self.labels, self.statistic)
@@ -115,7 +121,7 @@ class ScoredPart:
         return part if near else None
 
     def seen_texts(self) -> Iterator[tuple[str, str, str, str]]:
-        """Kind, name, way and text of each item that was seen."""
+        """Yield (kind, name, way, text) of each item that occurs in the training data."""
         for index in np.flatnonzero(self.ways).tolist():
             way = _WAYS[int(self.ways[index]) - 1]
             yield "item", self.names[index], way, " | ".join(self.items[index])
@@ -123,7 +129,7 @@ class ScoredPart:
 
 @dataclass(frozen=True)
 class TaskOverlap:
-    """Seen items of a task, and its score without them."""
+    """Test items of a task that occur in the training data, and the score without them."""
 
     task: str
     main_score: float
@@ -140,17 +146,17 @@ class TaskOverlap:
 
     @property
     def seen(self) -> int:
-        """Number of items that were seen."""
+        """Number of test items that occur in the training data."""
         return sum(self.ways.values())
 
     @property
     def is_seen(self) -> bool:
-        """Whether an item or a document was seen."""
+        """Whether a test item or a document of the task occurs in the training data."""
         return bool(self.seen or self.seen_documents)
 
 
 def task_overlaps(parts: Sequence[ScoredPart], found: np.ndarray) -> list[TaskOverlap]:
-    """Overlap of each task, in the order of the parts.
+    """Compute the overlap of each task with the training data, in the order of the parts.
 
     Args:
         found: how each text was seen, by its number.

@@ -1,4 +1,6 @@
-"""Texts of a scored task: its items (queries, pairs, single texts), and a retrieval's documents."""
+"""Read the texts of a scored task: queries, pairs or single texts, and the documents of retrieval
+tasks.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +35,7 @@ class TaskPart:
     """Ids of the relevant documents of each query."""
 
     def document_texts(self) -> Iterator[list[str]]:
-        """Texts of the documents in their order, some at a time; of one without a text its
+        """Yield the documents' texts in order and in batches; a document without text yields its
         title.
         """
         for start in range(0, len(self.documents), DOCUMENTS_AT_ONCE):
@@ -42,13 +44,13 @@ class TaskPart:
             yield [t or title or "" for t, title in zip(rows["text"], titles, strict=True)]
 
     def document_ids(self) -> list[str]:
-        """Ids of the documents in their order."""
+        """Return the ids of the documents, in order."""
         return list(self.documents["id"])
 
 
 def task_texts(task: Any) -> Iterator[TaskPart]:
-    """Load a fresh task's data and yield the texts of each evaluated split and subset; the data are
-    released at the end.
+    """Load a task's data, yield the texts of each evaluated split and subset, and release
+    the data.
 
     Raises:
         AssetError: the data cannot be had.
@@ -98,7 +100,7 @@ def _of_rows(task: Any, rows: Any, split: str, subset: str) -> TaskPart:
 
 
 def _flat(value: Any) -> Iterator[str]:
-    """All texts of a cell, which may be lists of texts or of turns of a conversation."""
+    """Yield all texts of a cell, which may be a list of texts or of conversation turns."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

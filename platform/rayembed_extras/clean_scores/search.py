@@ -1,4 +1,4 @@
-"""Search of a batch plan for test texts: equal ones, ones that stand in a training text, and near
+"""Search a batch plan for test texts: equal texts, texts contained in a training text, and near
 copies.
 
 A test text is *equal* to a training text when both have the same words, whatever the case, the
@@ -56,7 +56,7 @@ _REMEMBERED = 2_000_000
 
 @dataclass
 class TestTexts:
-    """Test texts by number, in the order in which they are added."""
+    """Distinct test texts, numbered in the order in which they are added."""
 
     __test__: ClassVar = False  # for pytest
 
@@ -70,7 +70,7 @@ class TestTexts:
     _compared_numbers: list[int] = field(default_factory=list)
 
     def add(self, texts: Sequence[str], *, documents: bool = False) -> np.ndarray:
-        """Add texts and return their (texts,) int64 numbers; equal texts have one.
+        """Add texts and return their (texts,) int64 numbers; equal texts share a number.
 
         Args:
             documents: whether the texts are documents, of which fewer n-grams are kept and which
@@ -106,7 +106,7 @@ class TestTexts:
     def search(
         self, plans: Iterable[str], folder: str, execute: Execute | None = None
     ) -> np.ndarray:
-        """Look for all texts in batch plans.
+        """Search the batch plans for all texts.
 
         Args:
             plans: folders of the plans.
@@ -151,26 +151,26 @@ class TestTexts:
 
 @dataclass(frozen=True)
 class PlanFile:
-    """Work item: a file of a batch plan."""
+    """Work item: one file of a batch plan."""
 
     path: str
 
     @property
     def key(self) -> str:
-        """Unique name from its path."""
+        """Unique name of the work item, derived from the file's path."""
         return f"{text_hash(self.path):x}"
 
 
 @dataclass(frozen=True)
 class SearchFile:
-    """Task: find the test texts in a file of a batch plan."""
+    """Task that searches a file of a batch plan for the test texts."""
 
     index: str
     """Path of what `TestTexts.search` writes."""
 
     def __call__(self, item: PlanFile) -> Result:
-        """Report, for each way, the numbers of the keys, n-grams and compared texts that the file
-        has.
+        """Run the task; its result lists, for each kind of match, the index entries that occur in
+        the file.
         """
         index = _index(self.index)
         columns = ["query", "positives", "negatives.list.element.text"]
@@ -189,7 +189,7 @@ class SearchFile:
 
 
 class _Index:
-    """Keys, n-grams and BM25 weights of the test texts, in the process of a task."""
+    """Search index of the test texts in a task's process: word hashes, n-grams and BM25 weights."""
 
     def __init__(self, path: str) -> None:
         loaded = load_arrays(path)
@@ -201,7 +201,7 @@ class _Index:
         self._read: set[int] = set()
 
     def unknown(self, texts: Sequence[str]) -> list[str]:
-        """Texts that this process has not searched yet."""
+        """Select the texts that this process has not searched yet."""
         if len(self._read) > _REMEMBERED:
             self._read.clear()
         new = {hash_: text for text in texts if (hash_ := text_hash(text)) not in self._read}
@@ -209,7 +209,7 @@ class _Index:
         return list(new.values())
 
     def equal(self, keys: np.ndarray) -> np.ndarray:
-        """Indices of the known keys that occur among the keys of texts."""
+        """Return the positions in the index of the given hashes that it contains."""
         at = np.minimum(np.searchsorted(self.keys, keys), max(len(self.keys) - 1, 0))
         return at[self.keys[at] == keys] if len(self.keys) else np.empty(0, np.int64)
 
@@ -218,7 +218,7 @@ _index = lru_cache(maxsize=1)(_Index)
 
 
 def text_keys(hashes: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """(texts,) uint64 hash of the words of each text in their order.
+    """(texts,) uint64 hash of each text's word sequence.
 
     Args:
         hashes, counts: as `hashed_words` gives them; each text has a word.

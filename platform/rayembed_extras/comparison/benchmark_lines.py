@@ -1,5 +1,5 @@
-"""Lines of a comparison's tables: the result files that score each line, and averages over
-lines.
+"""Rows of a comparison's tables (tasks, or languages of a task): their result files and
+averages.
 
 Averages are as in the papers and in mteb's `Mean (Task)`: a category's is the mean over its tasks,
 the benchmark's the mean over all tasks, not over categories. An aggregate such as CQADupstack
@@ -29,7 +29,7 @@ _NO_MEAN = frozenset({"AIR-Bench_24.04"})
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a benchmark's table: a task, or one language of a task."""
+    """One row of a benchmark's score table: a task, or one language of a task."""
 
     name: str
     """Name in tables: mteb's task name, with the language if there are several."""
@@ -52,7 +52,7 @@ class Line:
 def benchmark_lines(
     name: str, others: Mapping[str, tuple[Line, ...]] = MappingProxyType({})
 ) -> tuple[Line, ...]:
-    """The lines of a benchmark over texts.
+    """Return the table rows of a benchmark of text tasks.
 
     Args:
         others: further benchmarks, which mteb does not have → their lines.
@@ -75,7 +75,7 @@ def benchmark_lines(
 
 
 def lines_of(tasks: Iterable[Any]) -> tuple[Line, ...]:
-    """Lines for mteb's task objects, by category and name."""
+    """Make a table row for each of mteb's task objects, sorted by category and name."""
     return sorted_lines([_line(task) for task in tasks])
 
 
@@ -83,8 +83,8 @@ def result_lines(
     places: Mapping[str, Iterable[Place]],
     measures: Mapping[str, tuple[str, str]] = MappingProxyType({}),
 ) -> tuple[Line, ...]:
-    """Make a line for each task that has results; leave out parts of an aggregate task that has its
-    own line.
+    """Make a table row for each task with results; parts of an aggregate task that has its own row
+    are left out.
 
     Args:
         places: task → what any of the compared models is scored on: all must be to be compared.
@@ -105,7 +105,7 @@ def result_lines(
 
 
 def by_category(lines: Iterable[Line]) -> dict[str, tuple[Line, ...]]:
-    """Category → its lines by name; categories in the order of the papers."""
+    """Category → its table rows by name; categories in the order of the papers."""
     found: dict[str, list[Line]] = {}
     for line in sorted_lines(list(lines)):
         found.setdefault(line.category, []).append(line)
@@ -113,8 +113,8 @@ def by_category(lines: Iterable[Line]) -> dict[str, tuple[Line, ...]]:
 
 
 def average_groups(benchmark: str, lines: Sequence[Line]) -> dict[str, tuple[Line, ...]]:
-    """Name of each average of a benchmark → its lines: categories if there are several, MIRACL's 16
-    languages, then `MEAN`.
+    """Name of each average of a benchmark → the table rows that it averages: categories if there
+    are several, MIRACL's 16 languages, then `MEAN`.
     """
     groups = by_category(lines)
     if len(groups) == 1:
@@ -127,7 +127,8 @@ def average_groups(benchmark: str, lines: Sequence[Line]) -> dict[str, tuple[Lin
 
 
 def averages(scores: Mapping[str, float], groups: Mapping[str, Sequence[Line]]) -> dict[str, float]:
-    """Name of a group → mean over its lines; groups with a missing score are left out.
+    """Name of an average → mean over its table rows; averages with a missing score are left
+    out.
 
     Args:
         scores: by the lines' `name`.
@@ -168,7 +169,7 @@ def _by_language(line: Line) -> tuple[Line, ...]:
 
 
 def sorted_lines(lines: Sequence[Line]) -> tuple[Line, ...]:
-    """The lines by category, in the order of the papers, and by name."""
+    """Sort table rows by category, in the order of the papers, then by name."""
 
     def place(line: Line) -> tuple[int, str, str]:
         known = line.category in CATEGORIES

@@ -22,7 +22,7 @@ PERCENT = 100.0
 
 @dataclass(frozen=True)
 class LineScore:
-    """Score of a model on one line of a benchmark, or its missing parts."""
+    """Score of a model in one row of a benchmark's table, or the names of its missing parts."""
 
     score: float | None
     """Mean over splits and subsets, from 0 to 1; None while any is missing."""
@@ -48,7 +48,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Column:
-    """One model of a comparison."""
+    """One model of a comparison, with its scores and their origins."""
 
     label: str
     published: bool
@@ -71,7 +71,7 @@ class Column:
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """Several models on the lines of one benchmark."""
+    """Scores of several models on the tasks of one benchmark."""
 
     benchmark: str
     lines: tuple[Line, ...]
@@ -81,12 +81,12 @@ class ModelComparison:
 
     @property
     def categories(self) -> dict[str, tuple[Line, ...]]:
-        """Category → its lines, in the order of the papers."""
+        """Category → its table rows, in the order of the papers."""
         return by_category(self.lines)
 
     @property
     def averages(self) -> dict[str, tuple[Line, ...]]:
-        """Name of each average for which some model has a score → its lines."""
+        """Name of each average for which some model has a score → its table rows."""
         return {
             name: lines
             for name, lines in average_groups(self.benchmark, self.lines).items()
@@ -105,7 +105,7 @@ class ModelComparison:
         return (*own, *(note for column in self.columns for note in self._notes_against(column)))
 
     def other_data(self, column: Column) -> frozenset[str]:
-        """Lines for which a model and the baseline were scored on different data."""
+        """Names of the tasks on which a model and the baseline were scored on different data."""
         pairs = self._with_baseline(column)
         return frozenset(
             name
@@ -114,8 +114,8 @@ class ModelComparison:
         )
 
     def _with_baseline(self, column: Column) -> dict[str, list[tuple[TaskScore, TaskScore]]]:
-        """Line → pairs of result files, the model's and the baseline's, for each task that both
-        have.
+        """Table row → pairs of result files, the model's and the baseline's, for each task that
+        both have.
         """
         base = self.base
         if base is None or column is base:
@@ -168,8 +168,8 @@ class ModelComparison:
         return None if ours is None or theirs is None else ours - theirs
 
     def paired(self, column: Column, name: str) -> PairedDifference | None:
-        """The difference of a line or average with its 95 % interval, over queries and, of an
-        average of five or more lines, over tasks; None as `difference`.
+        """Difference from the baseline on a task or average, with a 95 % interval over queries, and
+        over tasks for averages of five or more; None where `difference` is None.
         """
         key = column.label, name
         if key not in self._paired:
@@ -178,7 +178,7 @@ class ModelComparison:
 
     @cached_property
     def _paired(self) -> dict[tuple[str, str], PairedDifference | None]:
-        """Intervals that were computed before, for several tables show them."""
+        """Cache of computed intervals, because several tables show them."""
         return {}
 
     def _interval(self, column: Column, name: str) -> PairedDifference | None:
@@ -194,16 +194,16 @@ class ModelComparison:
         return replace(found.times(PERCENT), mean=difference)
 
     def scored(self, column: Column, lines: Sequence[Line]) -> int:
-        """Number of lines on which a model has a score."""
+        """Count the given table rows for which a model has a score."""
         return sum(line.name in column.scores for line in lines)
 
     def missing(self, column: Column) -> tuple[Line, ...]:
-        """Lines on which a model has no score."""
+        """Table rows for which a model has no score."""
         return tuple(line for line in self.lines if line.name not in column.scores)
 
 
 def value(column: Column, name: str) -> float | None:
-    """Score of a line, or average of a category (or `MEAN`), by name."""
+    """Look up a model's score on a task, or its average of a category (or `MEAN`), by name."""
     found = column.averages.get(name)
     return column.scores.get(name) if found is None else found
 
@@ -237,7 +237,8 @@ def measured(
 
 
 def _queries(line: Line, found: LineScore) -> list[Sequence[float]]:
-    """Scores of single queries of a line's places; empty where one has none.
+    """Scores of single queries for each split and subset of a task; empty if any split or subset
+    has none.
 
     Of an aggregate a part has the weight of its share of all places, so parts with different
     numbers of places give none.
@@ -253,7 +254,7 @@ def _queries(line: Line, found: LineScore) -> list[Sequence[float]]:
 
 
 def score_of(line: Line, results: Mapping[str, TaskScore]) -> LineScore:
-    """Compute the score of one line of a benchmark from result files.
+    """Compute the score of one table row of a benchmark from result files.
 
     An aggregate is the mean of its parts where all are there, else what its own file says.
     """
@@ -286,7 +287,7 @@ def _own_score(line: Line, results: Mapping[str, TaskScore]) -> LineScore:
 def compare(
     benchmark: str, lines: Sequence[Line], columns: Sequence[Column], baseline: str | None
 ) -> ModelComparison:
-    """Compare models on the lines of a benchmark.
+    """Compare models on the tasks of a benchmark.
 
     Args:
         baseline: label or name of a model; None: the first published model, else the first of
@@ -321,7 +322,7 @@ def _origin(model: StoredModel, found: LineScore) -> Origin:
 
 
 def _notes(label: str, lines: Sequence[Line], taken: Mapping[str, LineScore]) -> tuple[str, ...]:
-    """Notes on scores that are incomplete or from data other than mteb's."""
+    """Write notes on incomplete scores and on scores from data revisions other than mteb's."""
     notes = []
     other = [line.name for line in lines if _other_data(line, taken[line.name])]
     if other:

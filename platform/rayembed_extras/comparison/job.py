@@ -1,4 +1,4 @@
-"""The job that compares models: read arguments and results, write tables and plots, suggest
+"""Run the job that compares models: read arguments and results, write tables and plots, suggest
 commands.
 """
 
@@ -99,12 +99,12 @@ def compare_models(
 
 
 def _folders(model: StoredModel) -> tuple[str, ...]:
-    """Folders of a model's result files, in the order in which they count."""
+    """Folders of a model's result files; if several have the same task, the first one counts."""
     return tuple(dict.fromkeys(address.rpartition("/")[0] for address in model.files))
 
 
 def _places(results: Results) -> dict[str, list[Place]]:
-    """Task → the splits and subsets for which some model has a score."""
+    """Task → the splits and subsets on which at least one model has a score."""
     places: dict[str, list[Place]] = {}
     for files in results.values():
         for task, file in files.items():
@@ -157,7 +157,7 @@ def check_choice(args: argparse.Namespace) -> None:
 
 
 def _results(asked: argparse.Namespace) -> dict[StoredModel, dict[str, TaskScore]]:
-    """The chosen models with their results, in the order in which they were named."""
+    """Return the selected models with their results, in the order in which they were named."""
     if not asked.results:
         return {}
     stored = stored_models(asked.results)
@@ -176,7 +176,8 @@ def _results(asked: argparse.Namespace) -> dict[StoredModel, dict[str, TaskScore
 
 
 def choose(stored: Sequence[StoredModel], wanted: Sequence[str]) -> list[StoredModel]:
-    """Models that match names or globs, without duplicates, in the order of the names.
+    """Select the models that match names or globs, without duplicates, in the order of the
+    names.
 
     A name is `<org>/<model>`, the model alone, or either with `@` and the beginning of a revision.
 
@@ -198,8 +199,8 @@ def choose(stored: Sequence[StoredModel], wanted: Sequence[str]) -> list[StoredM
 
 
 def _baseline(wanted: str | None, labelled: Mapping[str, tuple[StoredModel, object]]) -> str | None:
-    """Label of the compared model that a name or glob of `--models` chooses; another name is
-    returned as it is.
+    """Resolve a name or glob of `--models` to the label of the compared model; any other name is
+    returned unchanged.
 
     Raises:
         ConfigError: it chooses several models.
@@ -222,7 +223,7 @@ def _matches(model: StoredModel, wanted: str) -> bool:
 
 
 def _names_of(model: StoredModel) -> tuple[str, str]:
-    """Names by which a model can be chosen: with its organisation and without."""
+    """Return the names that select a model: with its organisation and without."""
     return model.name, model.name.rpartition("/")[2]
 
 
@@ -253,7 +254,7 @@ def _check_one_revision(results: Results, wanted: Sequence[str]) -> None:
 
 
 def _labels(models: Sequence[StoredModel], taken: Collection[str]) -> list[str]:
-    """Short unique labels of the models, different from the labels already used."""
+    """Choose short unique labels for the models, different from labels already in use."""
     short = [model.name.rpartition("/")[2] for model in models]
     labels = []
     for model, name in zip(models, short, strict=True):
@@ -267,7 +268,7 @@ def _labels(models: Sequence[StoredModel], taken: Collection[str]) -> list[str]:
 
 
 def _telling(revisions: Sequence[str]) -> int:
-    """Return the prefix length, at least ten, that distinguishes the revisions."""
+    """Return the shortest prefix length, at least ten, at which the revisions differ."""
     longest = max(map(len, revisions))
     lengths = range(10, longest)
     return next((n for n in lengths if len({r[:n] for r in revisions}) == len(revisions)), longest)
@@ -296,7 +297,7 @@ def _print(
 
 
 def _next(comparison: ModelComparison, asked: argparse.Namespace) -> list[str]:
-    """Commands that complete the comparison or show more of it."""
+    """Suggest commands that complete the comparison or show more of it."""
     commands = []
     for column in comparison.columns:
         missing = comparison.missing(column)

@@ -22,7 +22,8 @@ _INCHES_A_LETTER = 0.068
 
 
 def category_bars(comparison: ModelComparison) -> bytes:
-    """PNG with a group of bars for each category and a bar for each model that has its average.
+    """Draw a PNG with a group of bars for each category and a bar for each model that has its
+    average.
 
     Where all tasks are of one category, each task has a group. Published models are grey. The axis
     begins at 0: lengths of bars are compared.
@@ -57,7 +58,8 @@ def category_bars(comparison: ModelComparison) -> bytes:
 
 
 def difference_dots(comparison: ModelComparison) -> bytes | None:
-    """PNG with a line for each task and a dot for each model: its score minus the baseline's.
+    """Draw a PNG with a row for each task and a dot for each model: its score minus the
+    baseline's.
 
     The hollow marks on the line of a category are the differences of its average. None where
     there is no baseline, or no model shares a task with it.

@@ -57,7 +57,8 @@ def metric_of(lines: Sequence[Line]) -> str:
 
 
 def category_table(comparison: ModelComparison) -> Table:
-    """Models in rows, categories in columns, with the difference from the baseline.
+    """Tabulate models in rows and categories in columns, with the difference from the
+    baseline.
 
     An average that is not complete shows how many of its tasks are scored.
     """
@@ -87,7 +88,8 @@ def category_table(comparison: ModelComparison) -> Table:
 
 
 def difference_table(comparison: ModelComparison, *, tasks: bool = True) -> Table | None:
-    """Differences from the baseline with their 95 % intervals, a row for each model and average.
+    """Tabulate differences from the baseline with 95 % intervals, a row for each model and
+    average.
 
     None where no difference has an interval.
 
@@ -108,14 +110,14 @@ def difference_table(comparison: ModelComparison, *, tasks: bool = True) -> Tabl
 
 
 def task_tables(comparison: ModelComparison) -> list[Table]:
-    """Tasks in rows and models in columns, below each category's average; split into several
-    tables, each with the baseline, if the models do not fit.
+    """Tabulate tasks in rows, below their category's average, and models in columns; split into
+    several tables, each with the baseline, if the models do not fit.
     """
     return [_task_table(comparison, columns) for columns in _side_by_side(comparison)]
 
 
 def comparison_markdown(comparison: ModelComparison) -> str:
-    """The tables by category and by task in Markdown, with the notes below."""
+    """Format the tables by category and by task in Markdown, followed by the notes."""
     text = [f"# {comparison.benchmark}", "", _about(comparison), ""]
     text.append(show(category_table(comparison), "markdown"))
     text += ["## Tasks", "", show(_tasks_for_markdown(comparison), "markdown")]
@@ -140,7 +142,8 @@ def _tasks_for_markdown(comparison: ModelComparison) -> Table:
 
 
 def comparison_csv(comparison: ModelComparison) -> str:
-    """CSV with a row for each score and average of each model, and its origin.
+    """Format the comparison as CSV, with a row for each score and average of each model, and its
+    origin.
 
     Columns: model (label), name, published (true, false), level (task, category, benchmark),
     category (or which mean), task, metric, score (percent, full precision), difference (from the

@@ -1,5 +1,5 @@
-"""Calibration: collect statistics of each matrix's inputs layer by layer on texts, and compress the
-matrices by them.
+"""Calibration: record statistics of each matrix's inputs layer by layer, and compress the matrices
+with them.
 
 The first layer's inputs are caught for all texts. Each layer is then run on its inputs, which gives
 statistics of what its matrices multiply; these are solved; and the layer is run again, so that the
@@ -54,7 +54,7 @@ class Statistic(Protocol):
 
 
 class Solver(Protocol):
-    """Compresses a matrix by the statistics of its inputs."""
+    """Interface of a method that compresses a matrix using statistics of its inputs."""
 
     def begin(self, weight: Tensor) -> Statistic:
         """Create empty statistics for the inputs of a matrix (F, H)."""
@@ -181,8 +181,8 @@ def tokens_of(model: TransformerModel, texts: Sequence[CalibrationText]) -> list
 
 
 def _runs(model: TransformerModel, name: str, texts: Sequence[CalibrationText]) -> list[Run]:
-    """Return forward passes through a part of the model, on all texts or, for an encoder of
-    context, on documents only.
+    """Return the forward passes of a part of the model: over all texts, or over documents only for
+    CDE's context encoder.
     """
     context: tuple[Tensor, ...] = ()
     if model.uses_context:
@@ -199,7 +199,9 @@ def _runs(model: TransformerModel, name: str, texts: Sequence[CalibrationText]) 
 
 
 class _Call:
-    """Recorded arguments of one layer in one forward pass: hidden states and everything else."""
+    """Recorded arguments of one layer in one forward pass: hidden states and all other
+    arguments.
+    """
 
     def __init__(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         self.by_place = bool(given)
@@ -322,8 +324,8 @@ def _solve(
 
 
 def _warn_of_saved(saved: Dtype, device: str, work: str) -> None:
-    """Warn once in a process that work must run in the bfloat16 of the saved weights, which this
-    device only emulates.
+    """Warn once in a process that the device only emulates the bfloat16 in which the weights were
+    saved.
 
     Args:
         work: as the subject of a sentence.

@@ -59,7 +59,7 @@ class Compressed:
         return sum(changed for _, changed in self.by_part.values())
 
     def write(self, way: "Compression", source: Path, folder: Path, **more: Any) -> None:
-        """Write compression.json; a record that the source model already has is kept in it under
+        """Write compression.json; the source model's own compression record moves to its field
         `before`.
 
         It names the matrices too that were pruned in the source.

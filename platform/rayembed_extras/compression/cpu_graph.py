@@ -41,7 +41,9 @@ _FLOAT_ERROR = 1e-4
 
 
 class CpuGraph(Compression):
-    """Base class of exports to a CPU runtime: a graph from token ids and masks to unit vectors."""
+    """Base class of exports to a CPU runtime; the exported graph maps token ids and masks to unit
+    vectors.
+    """
 
     runtime: ClassVar[Runtime]
     suffix: ClassVar[str]

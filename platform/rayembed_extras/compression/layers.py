@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class Layers(Compression):
-    """Fewer layers: evenly spaced ones from the first to the last are kept.
+    """Compression method that keeps evenly spaced layers, from the first to the last, and removes
+    the others.
 
     As DistilBERT starts from every other layer of BERT (arXiv 1910.01108). The vectors of a model
     that was cut are poor until it is trained again, best with the whole model as a teacher. Where

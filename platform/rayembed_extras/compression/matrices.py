@@ -1,4 +1,5 @@
-"""Matrices of a model that compression may change: linear layers, and each expert's matrices.
+"""List the matrices of a model that compression may change: linear layers, and each expert's
+matrices.
 
 A matrix is seen as (F, H), F outputs and H inputs, whatever way its parameter lies in memory, since
 groups of 2:4 and statistics of inputs run along the inputs. E experts, N tokens.

@@ -132,7 +132,7 @@ def open_tracker(run: CompressionRun, tracking_uri: str) -> Tracker:
 
 
 def _kept(run: CompressionRun) -> Path:
-    """Local folder of the log records that MLflow may not have received."""
+    """Return the local folder of log records that MLflow may not have received."""
     return cache_folder() / "compression-runs" / run.fingerprint
 
 

@@ -95,8 +95,8 @@ class RuntimeModel(TransformerModel):
         return _of_graph(self._context, batch)
 
     def set_corpus(self, vectors: Tensor | None) -> None:
-        """Set the context vectors for all texts that bring none of their own; raises the errors of
-        `forward`.
+        """Set the context vectors for all texts that have none of their own; raises the same errors
+        as `forward`.
         """
         if not self.uses_context:
             super().set_corpus(vectors)

@@ -17,7 +17,7 @@ _MULTIPLIES = ("MatMul", "Gather")
 
 
 class Onnx(CpuGraph):
-    """An ONNX graph, which onnxruntime runs on CPUs.
+    """Export to an ONNX graph, which onnxruntime runs on CPUs.
 
     int8 weights have a scale for each output; activations one for each batch (dynamic) or one for
     all texts (static, by NNCF: the ranges of onnxruntime's own quantiser cost 4 % of the score).
@@ -71,7 +71,7 @@ class Onnx(CpuGraph):
 
 
 class OpenVINO(CpuGraph):
-    """An OpenVINO graph, made from the ONNX one; int8 by NNCF."""
+    """Export to an OpenVINO graph, made from the ONNX graph; NNCF quantises it to int8."""
 
     kind: Literal["openvino"] = "openvino"
     runtime: ClassVar[Runtime] = "openvino"
@@ -154,7 +154,7 @@ def _quiet_nncf() -> Any:
 
 
 def _others(multiplied: Sequence[str], products: Sequence[str]) -> list[str]:
-    """Names of the matrix multiplications that are not computed in int8."""
+    """Return the names of the matrix multiplications that are not computed in int8."""
     chosen = set(products)
     return [name for name in multiplied if name not in chosen]
 

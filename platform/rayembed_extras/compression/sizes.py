@@ -1,5 +1,5 @@
-"""Make a family of smaller models: cut each from one model, train it with that model as teacher,
-and score it.
+"""Make several smaller sizes of one model: cut each from it, train it with it as teacher, and score
+it.
 """
 
 import json
@@ -59,7 +59,7 @@ _WHOLE = "all"
 
 @dataclass(frozen=True)
 class Member:
-    """One model of the family, the original or a trained smaller one."""
+    """One model of the set of sizes: the original or a trained smaller one."""
 
     folder: Path
     """Path of the model on this machine."""
@@ -252,7 +252,7 @@ def _folder(run: Run) -> str:
 
 
 def sizes_tables(members: Sequence[Scored[Member]]) -> list[Table]:
-    """Build the report's tables of a family."""
+    """Build the report's tables of all sizes."""
     title = f"Sizes of {members[0].made.place}"
     return report_tables(title, members, lambda member: member.figures)
 

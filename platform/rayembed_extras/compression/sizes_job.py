@@ -1,5 +1,5 @@
-"""Run the job that makes a family of model sizes, from its command-line arguments. Its functions
-import what they need.
+"""Run the job that makes several smaller sizes of a model, from its command-line arguments. Its
+functions import what they need.
 """
 
 import argparse

@@ -95,7 +95,7 @@ def example(model: TransformerModel, *, context: bool) -> dict[str, Tensor]:
 
 
 def write_onnx(model: TransformerModel, path: Path, *, context: bool = False) -> None:
-    """Write the graph of a pass, float32; raises the errors of `trace`."""
+    """Write the float32 ONNX graph of a forward pass; raises the same errors as `trace`."""
     program = trace(model, context=context)
     names = list(example(model, context=context))
     with torch.no_grad(), _quiet():

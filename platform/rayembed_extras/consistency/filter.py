@@ -207,7 +207,7 @@ class KeepConsistent:
 
 
 def _with(record: Record, stays: Sequence[bool]) -> Record:
-    """Return the record with the kept positives only; removed ones are marked so that they never
+    """Copy the record with the kept positives only; removed ones are marked so that they never
     become negatives.
     """
     if all(stays):
@@ -357,7 +357,7 @@ def _scores(shard: RowShard, rows: np.ndarray, places: np.ndarray) -> np.ndarray
 
 
 def histogram(ranks: np.ndarray) -> dict[str, int]:
-    """Count ranks by bin: `1`, `2`, `3`, `4-5`, … `51-100`, `>100`."""
+    """Count ranks in the bins `1`, `2`, `3`, `4-5`, … `51-100`, `>100`."""
     lows = [1, *(high + 1 for high in BINS[:-1])]
     names = [f"{a}" if a == b else f"{a}-{b}" for a, b in zip(lows, BINS, strict=True)]
     counts = np.bincount(np.searchsorted(BINS, ranks), minlength=len(BINS) + 1)

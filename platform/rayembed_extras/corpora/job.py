@@ -19,8 +19,8 @@ _SECONDS_BETWEEN_LOGS = 5.0
 def save_with_corpus(
     reference: str, documents: Iterable[str], output: Path, *, pick: str, seed: int
 ) -> int:
-    """Save the model with context documents of a corpus and its proof in `output`; return their
-    number.
+    """Save the model with context documents of a corpus and new reference vectors (proof) in
+    `output`; return the number of documents.
 
     Args:
         reference: asset reference of a saved contextual model, or a copy of a published one.

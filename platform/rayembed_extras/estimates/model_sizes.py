@@ -113,7 +113,7 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
 
 
 class _Answered(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's own
-    """Torch mode that answers a forward pass's questions about values on the meta device as if all
+    """Torch mode for the meta device that answers a forward pass's questions about values as if all
     tokens were text.
     """
 
@@ -179,8 +179,8 @@ class MetaModel(torch.nn.Module):
 
 
 def model_on_meta(config: ModelConfig) -> MetaModel | None:
-    """Build the model to train on the meta device; None if the shape of a part is not known
-    here.
+    """Build the model to train on the meta device; None if only the hub has the config.json of a
+    part.
 
     Raises:
         ConfigError: as `requirements.model_size`.
@@ -222,8 +222,8 @@ _TEXTS, _TOKENS = 16, 32  # no more than any family has learnt positions for
 
 
 def activations(config: ModelConfig, *, padded: bool = True) -> Activations | None:
-    """Count the activation bytes of a token in training; None if the shape of a part is not known
-    here.
+    """Count the activation bytes of a token in training; None if only the hub has the config.json
+    of a part.
 
     None also for a part that is no class of transformers: such packs tokens, and chooses experts,
     by values that nothing has here.

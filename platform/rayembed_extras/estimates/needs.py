@@ -53,7 +53,7 @@ class GpuMemory:
 
 
 def gpu_memory(run: Run, size: ModelSize) -> GpuMemory:
-    """Memory of a worker's GPU at the run's minimum number of workers."""
+    """Estimate the memory of a worker's GPU at the run's minimum number of workers."""
     found = remembered_activations(run.model)
     width = WIDTHS[expected_precision(run).dtype]
     buffers = size.trainable * width if run.placement.zero_stage == 2 else 0
@@ -109,10 +109,10 @@ def _activation_bytes(run: Run, stage: StageConfig, found: Activations) -> int:
 
 
 class Counted(Estimates):
-    """Estimates made from the shapes of models, without loading weights."""
+    """Table of estimates that are computed from the shapes of models, without loading weights."""
 
     def needs(self, run: NamedRun) -> dict[str, str]:
-        """Table rows with parameters, number type, memory and disk of a run."""
+        """Build table rows with a run's parameters, number type, memory and disk space."""
         if isinstance(run, Run):
             return _needs(run)
         kind = counted_kind(run)
@@ -184,7 +184,9 @@ def _needs(run: Run) -> dict[str, str]:
 
 
 def _of_gpu(run: Run, size: ModelSize, states: str, of: str) -> dict[str, str]:
-    """Table rows with the memory of a worker's GPU and node, and the GPUs that have enough."""
+    """Build table rows with the memory of a worker's GPU and node, and the GPUs that have
+    enough.
+    """
     memory = gpu_memory(run, size)
     counted = memory.activations is not None
     activations = _gib(memory.activations or 0) if counted else "not counted"

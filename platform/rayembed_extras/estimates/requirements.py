@@ -96,7 +96,7 @@ def known_settings(reference: str, setting: str) -> dict[str, Any] | None:
 
 
 def model_size(model: ModelConfig) -> ModelSize | None:
-    """Count a model's parameters; None if the shape of a part is not known here.
+    """Count a model's parameters; None if only the hub has the config.json of a part.
 
     Raises:
         ConfigError: a family that transformers lacks, heads that do not fit the hidden size,
@@ -130,8 +130,8 @@ def model_size(model: ModelConfig) -> ModelSize | None:
 
 
 def flops_per_token(model: ModelConfig) -> float | None:
-    """Floating-point operations of a forward pass for each token; None if shapes are not known
-    here.
+    """Count the floating-point operations of a forward pass for each token; None if only the hub
+    has the config.json of a part.
 
     Two for each weight that works on a token: embeddings are looked up, idle experts rest.
 
@@ -147,7 +147,9 @@ def flops_per_token(model: ModelConfig) -> float | None:
 
 
 def looked_up(settings: dict[str, Any]) -> int:
-    """Count the parameters of the word embeddings, which are looked up instead of multiplied."""
+    """Count the parameters of the word embeddings, which a pass looks up instead of multiplying
+    with them.
+    """
     width = settings.get("hidden_size") or settings.get("n_embd") or 0
     return int(width * settings.get("vocab_size", 0))
 
@@ -166,7 +168,7 @@ def _expert_sizes(part: Any) -> tuple[int, int]:
 
 
 def empty_part(model: ModelConfig, name: str, reference: str) -> Any | None:
-    """Build a pretrained part on the meta device; None if its shape is not known here."""
+    """Build a pretrained part on the meta device; None if only the hub has its config.json."""
     setting = f"model.{name}.path"
     settings = known_settings(reference, setting)
     if settings is None:

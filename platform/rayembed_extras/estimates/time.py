@@ -133,7 +133,7 @@ def gpu_hours(runs: Sequence[NamedRun]) -> str | None:
 
 def on_gpu_seconds(run: NamedRun) -> float | None:
     """Estimate a run's seconds on one GPU from its operations and a measured speed; None if it uses
-    CPUs or is unknown.
+    CPUs or its operations are unknown.
     """
     work = _work(run) if _on_gpu(run) else None
     if work is None:
@@ -173,12 +173,14 @@ def counted_kind(run: NamedRun) -> CountedKind | None:
 
 
 def _on_gpu(run: NamedRun) -> bool:
-    """Whether the run's workers use GPUs; for `auto`, whether machines like this one have them."""
+    """Whether the run's workers use GPUs; for `auto`, whether this kind of machine has them."""
     return placed_here(run.placement).on_gpu
 
 
 def _work(run: NamedRun) -> Work | None:
-    """Count the operations of a run; None if its model's shape is not known here."""
+    """Count the operations of a run; None if only the hub has the config.json of a part of its
+    model.
+    """
     try:
         return work_of(run)
     except (ArtifactError, ConfigError):  # the check of the run reports it with its remedy

@@ -79,7 +79,7 @@ class MergeChoice:
 def merge_given(
     references: Sequence[str], output: Path, *, method: Method, shares: Sequence[float] | None
 ) -> None:
-    """Save the merged model with its proof in `output`; see
+    """Save the merged model and its reference vectors (proof) in `output`; see
     `rayembed.models.saving.merge.merge_models`.
 
     Args:

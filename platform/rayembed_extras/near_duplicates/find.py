@@ -58,7 +58,7 @@ class SimilarPairs(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """Removed rows in ascending order, each with its most similar pair."""
+    """Removed rows in ascending order, each with the row that it resembles most."""
 
     positions: np.ndarray
     """(n,) int64."""

@@ -118,8 +118,8 @@ class PairsOfBucket:
     bands: Buckets
 
     def __call__(self, item: Bucket) -> Result:
-        """Run the task; its result has the number of `pairs`, which `read_pairs` then reads from a
-        file.
+        """Run the task; its result has the number of `pairs`, and `read_pairs` reads the stored
+        pairs.
         """
         tables = self.bands.read(item.number)
         pairs = np.empty((0, 2), dtype=np.int64)
@@ -192,7 +192,7 @@ class Shingles:
     """(n + 1,) int64: text i has `hashes[first[i]:first[i + 1]]`, at least one."""
 
     def of(self, text: int) -> np.ndarray:
-        """Return the n-grams of one text."""
+        """Return the n-grams of the text at an index."""
         return self.hashes[self.first[text] : self.first[text + 1]]
 
     def beside(self, other: "Shingles") -> "Shingles":

@@ -68,7 +68,7 @@ class MtebSpec(WrappedSpec):
 
     @property
     def stated(self) -> ModelMeta:
-        """Metadata of the model as mteb states it, with the revision and the loader."""
+        """Mteb's own metadata of the model, with the revision and the loader."""
         # Looked up in each process: some of mteb's loaders cannot be pickled.
         return mteb.get_model_meta(self.model)
 
@@ -111,8 +111,8 @@ class MtebSpec(WrappedSpec):
         )
 
     def shown(self, encode_spec: EncodeSpec) -> str:
-        """Text shown in place of a prompt: the name of mteb's wrapper, since only the wrapper knows
-        the prompt.
+        """Text displayed in place of a prompt: the name of mteb's wrapper, since only the wrapper
+        knows the prompt.
         """
         return f"(as mteb's {_loader_name(self.stated)} has it)"
 

@@ -134,7 +134,7 @@ class SentenceSpec(WrappedSpec):
         )
 
     def shown(self, encode_spec: EncodeSpec) -> str:
-        """Return the literal prompt."""
+        """Return the literal prompt, for display."""
         return encode_spec.instruction
 
     def load(self, device: str) -> EmbedTexts:

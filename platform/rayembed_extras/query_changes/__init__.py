@@ -1,1 +1,3 @@
-"""Queries whose scores changed between two models, with likely causes, and texts that are cut."""
+"""List queries whose scores changed between two models, with likely causes, and count texts cut by
+the length limit.
+"""

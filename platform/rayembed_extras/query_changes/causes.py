@@ -1,4 +1,4 @@
-"""Likely causes of the lower of a query's two scores."""
+"""Find likely causes why one of two models scores lower on a query."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ _SURE = 2
 
 @dataclass(frozen=True)
 class LikelyCause:
-    """A likely cause."""
+    """A likely cause of a query's lower score, with the evidence."""
 
     kind: str
     """One of the keys of `REMEDIES`."""
@@ -48,7 +48,9 @@ class LikelyCause:
 
 @dataclass(frozen=True)
 class CutCounts:
-    """Texts of a task that a model cuts, among those that were looked at."""
+    """Queries and documents of a task that exceed a model's length limit, with their token
+    counts.
+    """
 
     queries: Mapping[str, int] = field(default_factory=dict)
     """Id of each cut query → its tokens."""
@@ -60,7 +62,7 @@ class CutCounts:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What causes are looked for in."""
+    """Data about one query in which likely causes of its lower score are searched."""
 
     query: str
     text: str
@@ -84,21 +86,21 @@ class Evidence:
 
     @property
     def relevant(self) -> tuple[str, ...]:
-        """Relevant documents."""
+        """Ids of the relevant documents."""
         return tuple(document for document, grade in self.judged.items() if grade > 0)
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """Relevant documents that the worse ranking has lower than the better one; all where there
-        is none.
+        """Relevant documents that the worse result ranks lower than the better one; all relevant
+        ones if none is lower.
         """
         found = tuple(d for d in self.relevant if _rank(self.worse, d) > _rank(self.better, d))
         return found or self.relevant
 
 
 def causes_of(evidence: Evidence) -> list[LikelyCause]:
-    """Likely causes of the lower score, in the order of `REMEDIES`; one of kind `NONE` where there
-    is no other.
+    """List the likely causes of the lower score, in the order of `REMEDIES`; only the kind `NONE`
+    if no cause applies.
     """
     looked_for = (_cut, _exact_words, _near_copy, _false_negative, _language)
     found = [cause for look in looked_for if (cause := look(evidence)) is not None]
@@ -162,7 +164,7 @@ def _near_copy(evidence: Evidence) -> LikelyCause | None:
 
 
 def _alike(one: str, other: str) -> float:
-    """Share of equal words in order, of 1."""
+    """Share of words that two texts have in common in the same order, from 0 to 1."""
     first, second = _words_of(one), _words_of(other)
     matcher = SequenceMatcher(None, first, second, autojunk=False)
     if matcher.real_quick_ratio() < _ALIKE or matcher.quick_ratio() < _ALIKE:
@@ -206,14 +208,16 @@ def _language(evidence: Evidence) -> LikelyCause | None:
 
 
 def language(*texts: str) -> str:
-    """Language of texts by their frequent words (`fra-Latn`), else their script (`latin`); empty
-    if unknown.
+    """Detect the language of texts by frequent words (`fra-Latn`), otherwise their script
+    (`latin`); empty if unknown.
     """
     return language_of(texts, _SURE) or script_of(" ".join(texts))
 
 
 def _differ(one: str, other: str) -> bool:
-    """Whether two languages or scripts are known to differ: `latin` may be any language of it."""
+    """Whether two languages or scripts certainly differ; `latin` may be any language in that
+    script.
+    """
     if not one or not other:
         return False
     scripts = [_script(name) for name in (one, other)]
@@ -221,5 +225,7 @@ def _differ(one: str, other: str) -> bool:
 
 
 def _script(name: str) -> str:
-    """Script of what `language` returns; all languages that it knows are written in Latin."""
+    """Return the script of a result of `language`; all languages that it detects use the Latin
+    script.
+    """
     return "latin" if "-" in name else name

@@ -1,4 +1,4 @@
-"""Queries of a task whose scores two models differ on most, with likely causes."""
+"""Find the queries of a task on which the scores of two models differ most, with likely causes."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,7 +42,9 @@ negatives."""
 
 @dataclass(frozen=True)
 class Sources:
-    """Data about two models that their results do not hold."""
+    """Functions that look up cut texts and trained negatives of two models, which their results do
+    not contain.
+    """
 
     cuts: tuple[Cuts | None, Cuts | None]
     """Of the first and the second model."""
@@ -52,7 +54,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Change:
-    """A query with both results and the likely causes of the lower score."""
+    """A query with the results of both models and the likely causes of the lower score."""
 
     query: str
     text: str
@@ -69,7 +71,7 @@ class Change:
 
 @dataclass(frozen=True)
 class TaskChanges:
-    """Changed queries of one task."""
+    """Queries of one task whose scores differ between two models."""
 
     name: str
     own: bool
@@ -94,7 +96,7 @@ def changes_in(
     after: Results,
     sources: Sources,
 ) -> TaskChanges | None:
-    """Find the largest losses and gains of a task; None where no query changed.
+    """Find the largest losses and gains of a task; None if no query's score changed.
 
     Queries that only one of both models has a result for are left out.
     """
@@ -151,7 +153,7 @@ def changes_in(
 
 
 def _notes(searched: bool, cuts: Sequence[CutCounts | None]) -> Iterator[str]:
-    """What was not looked at, for readers."""
+    """Write notes for the reader about possible causes that were not examined."""
     if not searched:
         yield f"BM25 does not search more than {MOST_DOCUMENTS:,} documents"
     unknown = [name for name, cut in zip(("first", "second"), cuts, strict=True) if cut is None]
@@ -160,7 +162,7 @@ def _notes(searched: bool, cuts: Sequence[CutCounts | None]) -> Iterator[str]:
 
 
 def bm25_results(data: SearchData, queries: Sequence[str]) -> dict[str, QueryResult]:
-    """Best documents of some queries by BM25; scores are those of BM25."""
+    """Search the best documents of some queries with BM25; the scores are BM25's."""
     bm25 = Bm25()
     bm25.index(data.corpus)
     asked = Dataset.from_dict({"id": queries, "text": [data.queries[query] for query in queries]})
@@ -176,7 +178,7 @@ def bm25_results(data: SearchData, queries: Sequence[str]) -> dict[str, QueryRes
 
 
 def causes_table(tasks: Iterable[TaskChanges]) -> list[tuple[str, int, int, str]]:
-    """Causes with the number of shown losses and of shown gains that have them, and what to do.
+    """Return each likely cause with its number of shown losses and gains, and its remedy.
 
     A query with several causes counts for each.
     """

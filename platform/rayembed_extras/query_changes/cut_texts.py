@@ -1,4 +1,6 @@
-"""Texts that the length limit cuts, in each task and training data set, and what they score."""
+"""Count the texts longer than the length limit in each task and training data set, and average
+their scores.
+"""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,7 +48,7 @@ _COLUMNS = ("input_column_name", "input1_column_name", "input2_column_name")
 
 @dataclass(frozen=True)
 class TextCount:
-    """Number of texts, and of those that are longer than the limit."""
+    """Number of texts, and number of texts that are longer than the limit."""
 
     texts: int = 0
     cut: int = 0
@@ -57,12 +59,14 @@ class TextCount:
 
     @property
     def share(self) -> float:
-        """Share of cut texts."""
+        """Share of the texts that are cut, from 0 to 1."""
         return self.cut / self.texts if self.texts else 0.0
 
     @classmethod
     def of(cls, tokens: np.ndarray, limit: int) -> "TextCount":
-        """Count (N,) tokens of texts, whole ones being any number within the limit."""
+        """Count texts from their (N,) token numbers; a text within the limit may have any number up
+        to it.
+        """
         fitting = limit
         if len(tokens):
             needed = int(np.percentile(tokens, _FIT, method="inverted_cdf"))
@@ -72,7 +76,7 @@ class TextCount:
 
 @dataclass(frozen=True)
 class CutRow:
-    """Cut texts of one task or training data set."""
+    """Row of the table of cut texts: a task or a training data set."""
 
     name: str
     queries: TextCount
@@ -86,13 +90,13 @@ class CutRow:
 
     @property
     def share(self) -> float:
-        """The larger of both shares."""
+        """The larger share of cut texts, of queries or of documents."""
         return max(self.queries.share, self.documents.share)
 
 
 def cut_texts(subject: ScoredModels) -> Finding | None:
-    """Count the cut texts of all tasks, and of a run's training data; None for models whose length
-    limit is not known.
+    """Count the cut texts of all tasks, and of a run's training data; None if the model's length
+    limit is unknown.
     """
     judged = subject.judged
     lengths = lengths_of(judged.model)
@@ -134,7 +138,8 @@ def count_cuts(
     queries: Sequence[str],
     documents: Mapping[str, str],
 ) -> CutCounts:
-    """Tokens of the cut ones among some queries and documents of a task.
+    """Select the given queries and documents that exceed the model's limit, with their token
+    counts.
 
     Args:
         queries: ids.
@@ -157,7 +162,7 @@ def count_cuts(
 
 
 def read_cuts(text: str) -> dict[str, dict[Place, CutCounts]]:
-    """Cut texts by task and place, from the content of `FILE`."""
+    """Parse the content of `FILE`: task → split and subset → cut texts."""
     found: dict[str, dict[Place, CutCounts]] = {}
     for task, places in json.loads(text).items():
         for place, cut in places.items():
@@ -176,7 +181,7 @@ def _task_rows(
     lengths: TokenLengths,
     results: Mapping[Place, Results],
 ) -> Iterator[tuple[CutRow, Place, CutCounts | None]]:
-    """Cut texts of each split and subset of a task; of tasks that are no retrieval in one."""
+    """Yield a row for each split and subset of a retrieval task, or one row for any other task."""
     searched = False
     for data in search_data(factory):
         searched = True
@@ -232,7 +237,9 @@ def _spaced(count: int) -> np.ndarray:
 
 
 def _symmetric_row(factory: TaskFactory, model: ModelSpec, lengths: TokenLengths) -> CutRow | None:
-    """Cut texts of a task without sides; None where its texts are not known."""
+    """Count the cut texts of a task without queries and documents; None if its text columns are
+    unknown.
+    """
     task = factory.load()
     columns = [getattr(task, name) for name in _COLUMNS if hasattr(task, name)]
     columns += getattr(task, "column_names", ())
@@ -248,7 +255,7 @@ def _symmetric_row(factory: TaskFactory, model: ModelSpec, lengths: TokenLengths
 
 
 def _texts_in(data: Any, columns: Sequence[str], splits: set[str]) -> Iterator[str]:
-    """Texts of some columns of the evaluated splits, however they are nested."""
+    """Yield the texts of the given columns in the evaluated splits, at any depth of nesting."""
     if isinstance(data, str):
         yield data
     elif isinstance(data, Mapping):
@@ -265,7 +272,7 @@ def _texts_in(data: Any, columns: Sequence[str], splits: set[str]) -> Iterator[s
 
 
 def _together(name: str, parts: Sequence[CutRow], settings: Mapping[Role, str]) -> CutRow:
-    """One row of a task's parts."""
+    """Merge the rows of a task's splits and subsets into one row."""
     return CutRow(
         name,
         _sum([part.queries for part in parts]),
@@ -286,7 +293,7 @@ def _sum(counts: Sequence[TextCount]) -> TextCount:
 
 
 def _trained_rows(subject: ScoredModels, model: Any) -> Iterator[CutRow]:
-    """Cut texts of the training data of a run's stages."""
+    """Yield a row for each training data set of each stage of a run."""
     run = subject.run
     plain = lengths_of(model)
     if run is None or plain is None:
@@ -316,7 +323,7 @@ def _trained_rows(subject: ScoredModels, model: Any) -> Iterator[CutRow]:
 
 
 def _trained_count(texts: Iterable[TrainedText], role: Role, lengths: TokenLengths) -> TextCount:
-    """Cut texts of one role, whatever instruction each has."""
+    """Count the cut training texts of one role, over all instructions."""
     by_instruction: dict[str, list[str]] = {}
     for one in texts:
         if one.role == role:
@@ -330,7 +337,7 @@ _IF_LONG_ENOUGH = "if the backbone has as many positions, or split longer texts"
 
 
 def _settings_of_scores(subject: ScoredModels, lengths: TokenLengths) -> dict[Role, str]:
-    """What to do about texts of a task that are cut."""
+    """Role → advice on the cut texts of a task."""
     found: dict[Role, str] = {}
     for role, limit in lengths.limits.items():
         if limit < lengths.own[role] and subject.run is None:
@@ -348,7 +355,7 @@ def _settings_of_scores(subject: ScoredModels, lengths: TokenLengths) -> dict[Ro
 
 
 def _warnings(rows: Sequence[CutRow]) -> Iterator[str]:
-    """A line for each role of a row with many cut texts."""
+    """Yield a sentence for each task or data set, and role, with many cut texts."""
     lines = [
         f"{_percent(count.share)} of the {kind} of {row.name} ({count.cut:,} of {count.texts:,}) "
         f"are longer than the {count.limit} tokens that are read; {_FIT} % are within "
@@ -368,7 +375,9 @@ def _by_role(row: CutRow) -> Iterator[tuple[Role, str, TextCount]]:
 
 
 def _table(rows: Sequence[CutRow]) -> Table | None:
-    """Rows with at least one in a hundred texts cut; None where there are none."""
+    """Tabulate the tasks and data sets with at least one cut text in a hundred; None
+    without any.
+    """
     shown = [row for row in rows if row.share >= _SHOWN_SHARE]
     if not shown:
         return None

@@ -1,4 +1,6 @@
-"""Findings about changed queries: of a training run against its start, and of compared models."""
+"""Report the queries whose scores changed: a trained model against its start, or compared
+models.
+"""
 
 import json
 import re
@@ -47,8 +49,8 @@ _LINES = 5
 
 
 def changes_of_run(subject: ScoredModels) -> Finding | None:
-    """Compare the scores of each query between a trained model and its start; None without scores
-    of the start.
+    """Compare the scores of each query between a trained model and its start; None if the start was
+    not scored.
     """
     about = _trained(subject)
     if subject.against is None or about == subject.against:
@@ -80,7 +82,9 @@ def changes_of_run(subject: ScoredModels) -> Finding | None:
 
 
 def _trained(subject: ScoredModels) -> str:
-    """Label of the model that is compared with the start: the trained one if the start is kept."""
+    """Return the label of the model to compare with the start: the last stage's if the run kept the
+    start itself.
+    """
     if subject.run is None or subject.about != subject.against:
         return subject.about
     stages = [stage.name for stage in subject.run.stages]
@@ -99,7 +103,9 @@ def _changes(
 
 
 def _counted(scored: ModelScores) -> Cuts | None:
-    """Function that counts the tokens of a scored model's texts."""
+    """Return a function that finds the cut texts of a scored model; None if its length limit is
+    unknown.
+    """
     lengths, model = lengths_of(scored.model), scored.model
     if lengths is None:
         return None
@@ -108,8 +114,8 @@ def _counted(scored: ModelScores) -> Cuts | None:
 
 
 def changes_of_comparison(subject: ComparedModels) -> Finding | None:
-    """Compare the scores of each query between the baseline and every other model, on the own sets
-    whose folders are named; None without any.
+    """Compare the baseline with every other model query by query, on the own sets whose folders are
+    given; None without results to compare.
     """
     base, others = subject.baseline, [m for m in subject.results if m != subject.baseline]
     if base is None or base not in subject.results or not others:
@@ -146,8 +152,8 @@ def _file_part(label: str) -> str:
 
 
 def _kept(folders: Sequence[str]) -> dict[str, tuple[str, dict[Place, Results]]]:
-    """Own retrieval sets with results of single queries: name → folder of the results, and the
-    results by place.
+    """Own retrieval sets whose results include single queries: name → (folder of the results,
+    results by split and subset).
     """
     found: dict[str, tuple[str, dict[Place, Results]]] = {}
     for folder in folders:
@@ -167,7 +173,7 @@ def _of_own_set(
     before: tuple[str, Mapping[Place, Results]],
     after: tuple[str, Mapping[Place, Results]],
 ) -> Iterator[TaskChanges]:
-    """Changes in each part of an own set.
+    """Yield the changed queries of each split and subset of an own set.
 
     Raises:
         RayembedError: the set cannot be read, or is another one than was scored.
@@ -199,7 +205,9 @@ def _check_same(data: SearchData, path: str, *results: Results) -> None:
 
 
 def _stored_cuts(folder: str, task: str) -> Cuts | None:
-    """Function that looks up the cut texts in the file of the finding on cut texts."""
+    """Return a function that looks up a task's cut texts in the stored file of an earlier
+    evaluation.
+    """
     path = join(folder, FILE)
     if not exists(path):
         return None
@@ -222,7 +230,7 @@ def _stored_cuts(folder: str, task: str) -> Cuts | None:
 def _finding(
     pages: Mapping[str, tuple[tuple[str, str], Sequence[TaskChanges]]], folder: str
 ) -> Finding:
-    """Table of causes, a line for each task, and the pages.
+    """Build the report: a table of causes, a sentence for each task, and the HTML pages.
 
     Args:
         pages: file name → labels of both models, and their changed queries.

@@ -1,4 +1,4 @@
-"""Findings about single queries and cut texts, as the table of findings lists them."""
+"""Register the reports on changed queries and on cut texts."""
 
 from rayembed.config.reports import FindingKind
 

@@ -1,4 +1,4 @@
-"""Token counts of texts as a model under evaluation reads them, and which of them it cuts."""
+"""Count the tokens of texts as an evaluated model reads them, to find the texts that it cuts."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ _JOINED = 4
 
 @dataclass(frozen=True)
 class TokenLengths:
-    """Tokenizer of a model without its length limits, and these limits."""
+    """A model's tokenizer with its length limits removed, and these limits."""
 
     tokenizer: Any
     """A `Tokenizer` whose limits are out of reach."""
@@ -35,22 +35,20 @@ class TokenLengths:
 
     @classmethod
     def of(cls, tokenizer: Any, limits: Mapping[Role, int]) -> "TokenLengths":
-        """Count tokens by a copy of the tokenizer without limits; the tokenizer itself does not
-        change.
-        """
+        """Copy the tokenizer without its limits, for counting; the original does not change."""
         free = copy.copy(tokenizer)
         free.max_lengths = dict.fromkeys(limits, _NO_LIMIT)
         return cls(free, dict(limits), tokenizer)
 
     @property
     def own(self) -> Mapping[Role, int]:
-        """The model's own limits, which an evaluation may lower."""
+        """The model's own limits, which an evaluation's settings may lower."""
         limits: Mapping[Role, int] = self.original.max_lengths
         return limits
 
     def tokens(self, texts: Sequence[str], role: Role, instruction: str = "") -> np.ndarray:
-        """(N,) int64 tokens of each text with its prompt and special tokens; 0 of texts that are
-        certainly within the limit, which are not tokenised.
+        """Count (N,) int64 tokens of each text with prompt and special tokens; 0 for texts too
+        short to need tokenising.
         """
         counts = np.zeros(len(texts), np.int64)
         room = self.limits[role] - len(self._made([""], role, instruction)[0]) - _JOINED
@@ -69,15 +67,17 @@ class TokenLengths:
         return [one["input_ids"] for one in made]
 
     def with_prompts(self) -> "TokenLengths":
-        """Token lengths whose instructions are whole prompts, as encode specs have them."""
+        """Return a counter that takes whole prompts as instructions, as encode specs
+        contain them.
+        """
         if isinstance(self.tokenizer, PrefixTokenizer):
             return TokenLengths(LiteralPrompts(self.tokenizer), self.limits, self.original)
         return self
 
 
 def lengths_of(model: object) -> TokenLengths | None:
-    """Token lengths of a scored model, for instructions of the run's data; None for models without
-    a length limit and those that other libraries load.
+    """Create the token counter of a scored model; None for models without a length limit or loaded
+    by other libraries.
 
     Raises:
         RayembedError: the model's folder is gone.
@@ -92,6 +92,8 @@ def lengths_of(model: object) -> TokenLengths | None:
 
 
 def tokens_in(lengths: TokenLengths, texts: Sequence[str], encode_spec: EncodeSpec) -> np.ndarray:
-    """(N,) int64 tokens of texts of an encode spec; see `TokenLengths.tokens`."""
+    """Count (N,) int64 tokens of texts with the prompt of an encode spec; see
+    `TokenLengths.tokens`.
+    """
     literal = lengths.with_prompts()
     return literal.tokens(texts, encode_spec.role, encode_spec.instruction)

@@ -1,4 +1,4 @@
-"""Page of changed queries: both rankings side by side, with likely causes, in one HTML file."""
+"""Write an HTML page of changed queries: both rankings side by side, with likely causes."""
 
 from collections.abc import Sequence
 from importlib.resources import files
@@ -20,7 +20,7 @@ _QUERY = 400
 
 
 def changes_page(before: str, after: str, tasks: Sequence[TaskChanges]) -> str:
-    """The page as self-contained HTML; texts are escaped.
+    """Render the page as self-contained HTML; texts are escaped.
 
     Args:
         before, after: names of both models.
@@ -51,7 +51,7 @@ def changes_page(before: str, after: str, tasks: Sequence[TaskChanges]) -> str:
 
 
 def _shown(change: Change, task: TaskChanges) -> dict[str, object]:
-    """A change as the template reads it."""
+    """Convert a changed query to the values that the template reads."""
     rankings = [
         [
             {

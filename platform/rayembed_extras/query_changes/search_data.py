@@ -1,4 +1,6 @@
-"""Queries, documents and judgements of scored retrieval tasks, with the results of each query."""
+"""Read queries, documents and relevance judgements of scored retrieval tasks, and the results of
+each query.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +34,7 @@ _MOST_TEXTS = 2_000_000
 
 @dataclass(frozen=True)
 class SearchData:
-    """One split and subset of a retrieval task."""
+    """Queries, documents and judgements of one split and subset of a retrieval task."""
 
     name: str
     """Name of the task, with its subset where it has several."""
@@ -49,11 +51,13 @@ class SearchData:
     """Whether a document with the query's id is no result, as where queries are documents."""
 
     def relevant(self, query: str) -> tuple[str, ...]:
-        """Documents that are judged to be relevant."""
+        """Return the ids of the documents that are relevant to a query."""
         return tuple(document for document, grade in self.judged[query].items() if grade > 0)
 
     def documents(self, ids: Iterable[str]) -> dict[str, str]:
-        """Title and text of documents by id; ids that the corpus lacks are left out."""
+        """Return the title and text of documents by id; ids missing from the corpus are
+        left out.
+        """
         wanted, names = set(ids), self.corpus.select_columns(["id"])
         rows = {
             name: first + place
@@ -66,8 +70,8 @@ class SearchData:
 
 
 def search_data(factory: TaskFactory) -> Iterator[SearchData]:
-    """Load a task and yield each of its splits and subsets; none of tasks that are no retrieval or
-    have more than two million texts.
+    """Load a task and yield each split and subset; nothing for tasks other than retrieval or with
+    over two million texts.
 
     Raises:
         RayembedError: the data cannot be had.
@@ -100,7 +104,8 @@ def search_data(factory: TaskFactory) -> Iterator[SearchData]:
 
 
 def results_by_place(scores: Mapping[str, Sequence[Any]]) -> dict[Place, Results]:
-    """Results of single queries by split and subset; places without kept rankings are left out.
+    """Return the results of single queries by split and subset; those without stored rankings are
+    left out.
 
     Args:
         scores: of a task by split, as mteb's result has them.
@@ -114,8 +119,8 @@ def results_by_place(scores: Mapping[str, Sequence[Any]]) -> dict[Place, Results
 
 
 def without_rankings(tasks: Sequence[Scoring]) -> list[str]:
-    """Names of the tasks whose results have scores of single queries and no rankings, as results
-    of older versions.
+    """Return the names of tasks whose results, from older versions, have scores of queries but no
+    rankings.
     """
     return [
         scoring.name
@@ -132,7 +137,9 @@ def without_rankings(tasks: Sequence[Scoring]) -> list[str]:
 def piece_results(
     tasks: Sequence[Scoring],
 ) -> dict[TaskFactory, dict[Place, Results]]:
-    """Results of single queries of each piece of the tasks that has them."""
+    """Task factory → results of single queries by split and subset; tasks without such results are
+    left out.
+    """
     found = {
         piece: results_by_place(result.scores)
         for scoring in tasks

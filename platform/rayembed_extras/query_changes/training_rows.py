@@ -1,4 +1,4 @@
-"""Rows of a run's batch plans: their texts by role, and documents that were hard negatives."""
+"""Read texts and hard negatives of the rows in a run's batch plans."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -22,7 +22,7 @@ _MOST_SEARCHED = 2_000_000
 
 
 class TrainedText(NamedTuple):
-    """A text as a training step reads it."""
+    """A training text with its role and instruction."""
 
     text: str
     role: Role
@@ -30,7 +30,8 @@ class TrainedText(NamedTuple):
 
 
 def trained_texts(plan: BatchPlan) -> dict[str, set[TrainedText]]:
-    """Distinct texts of the plan's rows by data set; of large plans those of evenly spaced steps.
+    """Read the distinct texts of the plan's rows by data set; for large plans, only from evenly
+    spaced steps.
 
     Raises:
         ArtifactError: a file of the plan is missing or broken.
@@ -48,7 +49,7 @@ def trained_texts(plan: BatchPlan) -> dict[str, set[TrainedText]]:
 
 
 def rows_with_negatives(plans: Iterable[str], texts: Mapping[str, str]) -> dict[str, list[str]]:
-    """Document → queries of the rows that are trained with it as a hard negative.
+    """Document → queries of the training rows in which it is a hard negative.
 
     Args:
         plans: folders of batch plans.
@@ -76,7 +77,9 @@ def rows_with_negatives(plans: Iterable[str], texts: Mapping[str, str]) -> dict[
 
 
 def _files(plan: BatchPlan) -> Iterator[pa.Table]:
-    """Queries and trained hard negatives of the rows of each file, steps of training alone."""
+    """Yield the queries and trained hard negatives of each file, without the rows of held-out
+    steps.
+    """
     if not plan.num_negatives:
         return
     seen = 0

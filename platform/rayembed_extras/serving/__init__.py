@@ -1,1 +1,3 @@
-"""Model server with OpenAI's embeddings path: request batching, HTTP application, Ray Serve."""
+"""Model server with OpenAI's embeddings path: request batching, HTTP application, Ray Serve
+deployment.
+"""

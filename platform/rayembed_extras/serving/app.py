@@ -97,7 +97,8 @@ def make_app(
 async def _answer(
     request: Request, work: Awaitable[Answer], ends: float, seconds: float
 ) -> Response:
-    """Return the answer; cancel the work if the client disconnects or the time limit passes.
+    """Return the answer to a request; cancel the work if the client disconnects or the time limit
+    passes.
 
     What fails is answered here: an error that reaches the web server closes the connection.
 
@@ -140,7 +141,7 @@ async def _states(services: Mapping[str, Served]) -> dict[str, State]:
 
 
 def _metrics(states: Mapping[str, State]) -> str:
-    """Counters and gauges of all models in Prometheus' text format."""
+    """Format counters and gauges of all models in Prometheus' text format."""
     values: dict[tuple[str, str], list[str]] = {}
     for name, state in states.items():
         label = name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
@@ -237,8 +238,8 @@ class _Bodies:
             self._bytes -= self._held.pop(time, 0)
 
     async def _read(self, request: Request, time: asyncio.Timeout) -> bytearray:
-        """Read a request body; stop if it is too large, or if all bodies are too large and it is
-        the largest.
+        """Read a request body; raise if it is too large, or if all bodies together are too large
+        and it is the largest.
 
         Another one that is the largest is ended by its time.
         """

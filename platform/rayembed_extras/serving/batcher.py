@@ -29,7 +29,7 @@ class _Caller(Generic[Item, Result]):
 
     @property
     def left(self) -> int:
-        """Total cost of the waiting items."""
+        """Total cost of the caller's waiting items."""
         return sum(cost for _, _, cost in self.waiting)
 
 
@@ -48,7 +48,7 @@ class Batcher(Generic[Item, Result]):
         *,
         largest_batch: int,
     ) -> None:
-        """Create a batcher.
+        """Create a batcher without waiting items.
 
         Args:
             work: maps the items of a batch to results in the same order; an error in the place of

@@ -70,8 +70,8 @@ class Replica:
             raise WorkerError("the last batches all failed")
 
     async def answer(self, path: str, body: dict[str, Any]) -> Answer | ServiceError:
-        """Answer as the local service does, but return refusals, because Ray would wrap a raised
-        error.
+        """Answer a request as the local service does, but return refusals, because Ray would wrap a
+        raised error.
         """
         try:
             return await self._service.answer(path, body)
@@ -83,7 +83,7 @@ class Replica:
         return await self._service.describe()
 
     async def state(self) -> State:
-        """Return the state of the local service."""
+        """Return the health and counters of the local service."""
         return await self._service.state()
 
 
@@ -291,7 +291,7 @@ class RemoteService:
         self._handle = handle
 
     async def answer(self, path: str, body: Mapping[str, Any]) -> Answer:
-        """Ask a copy for the answer; cancelling this call also cancels the work in the other
+        """Request the answer from a copy; cancelling this call also cancels the work in the other
         process.
         """
         result = await _result(self._handle.answer.remote(path, dict(body)))
@@ -301,12 +301,12 @@ class RemoteService:
         return answer
 
     async def describe(self) -> dict[str, Any]:
-        """Ask a copy for the model's entry in OpenAI's list."""
+        """Request the model's entry in OpenAI's list from a copy."""
         entry: dict[str, Any] = await _result(self._handle.describe.remote())
         return entry
 
     async def state(self) -> State:
-        """Ask one of the copies for its state."""
+        """Request the health and counters of one of the copies."""
         state: State = await _result(self._handle.state.remote())
         return state
 

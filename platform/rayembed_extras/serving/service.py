@@ -62,7 +62,7 @@ class State(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Body of a response, in parts."""
+    """Body of a response as bytes, with the number of texts that were cut."""
 
     content: bytes
     truncated: int
@@ -152,7 +152,8 @@ class EmbeddingService:
         return State(self.healthy, counts, self.waiting_texts, self._proof_cosine, self._differs)
 
     def _check_proof(self, folder: Path) -> None:
-        """Embed the texts of the model's proof as requests are, and keep the result in the state.
+        """Embed the texts of the model's proof (reference vectors) as requests are, and store
+        whether the vectors agree.
 
         A folder without a proof is served with a warning.
         """
@@ -182,7 +183,7 @@ class EmbeddingService:
             _logger.error("%s is not ready: %s", self.name, self._differs)
 
     def _embed_proof(self, texts: Sequence[ProofText]) -> np.ndarray:
-        """(N, D) vectors of a proof's texts, by the role and instruction of each."""
+        """Compute (N, D) vectors of the proof's texts, each with its role and instruction."""
         tokens = [
             _tokens(self._model, [one.text], one.role, one.instruction)[0][0] for one in texts
         ]

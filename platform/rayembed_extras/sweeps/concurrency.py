@@ -64,8 +64,8 @@ def with_cores_of_their_own(sweep: Sweep, at_once: int) -> Sweep:
 
 
 def _that_fit(bundles: Sequence[Node], free: Sequence[Node]) -> int:
-    """Count how often a group of resource bundles fits, each bundle on one node, the largest placed
-    first.
+    """Count how many copies of a group of resource bundles fit; each bundle is placed on one node,
+    the largest first.
     """
     left = [dict(node) for node in free]
     ordered = sorted(bundles, key=lambda b: (b.get("GPU", 0.0), b.get("CPU", 0.0)), reverse=True)

@@ -100,8 +100,8 @@ def _sweep(asked: PrintedSweep, _: JobContext) -> None:
 
 
 def _no_records(_dataset: DatasetConfig, _root: str) -> None:
-    """Always return None, so that no steps are computed for the base run, whose trials set their
-    own.
+    """Always return None, so that no steps are computed for the base run; each trial sets its own
+    number.
     """
 
 
@@ -169,7 +169,7 @@ def _read(args: argparse.Namespace, sweeps: Sweeps) -> PrintedSweep:
 
 
 def _fixed(run: Run, assignments: Sequence[str]) -> Run:
-    """Apply the settings that all trials share to a run.
+    """Apply to a run the settings that all trials share.
 
     Raises:
         ConfigError: as `override`; of a value that was meant for a domain, what is wrong with it.
@@ -189,8 +189,8 @@ def _parted(assignment: str) -> tuple[str, str, str]:
 
 
 def _said_otherwise(path: str) -> str | None:
-    """Path of the stage setting that can be given instead of this one, such as `epochs` for
-    `steps`; None if there is none.
+    """Return the path of the alternative stage setting, such as `epochs` for `steps`; None if there
+    is no alternative.
     """
     pairs = StageConfig.replaces
     other = {**pairs, **{second: first for first, second in pairs.items()}}
@@ -273,7 +273,7 @@ def _base_run(recipe: str) -> Run:
 
 
 class _OfRecipe(Settings):
-    """A run in a sweep's file that is given as a recipe with changed settings."""
+    """A run in a sweep's file that is written as a recipe with changed settings."""
 
     recipe: str
     set: tuple[str, ...] = ()

@@ -80,7 +80,7 @@ _TUNE_ENVIRONMENT = {
 
 
 def given_to(sweep: Sweep, config: Mapping[str, Any]) -> TrialRecord:
-    """Create an empty record for the trial that Ray Tune starts with this config."""
+    """Create an empty record for the trial that Ray Tune starts with the given config."""
     if "trial" in config:
         return TrialRecord(**config["trial"])
     # Optuna's are the values themselves.

@@ -88,5 +88,5 @@ def difference(values: Sequence[float]) -> Difference:
 
 
 def paired(one: Mapping[Key, float], other: Mapping[Key, float]) -> list[float]:
-    """Subtract the second mapping's values from the first's, for each key that both have."""
+    """Subtract the second mapping's values from the first's, for each key in both."""
     return [value - other[key] for key, value in one.items() if key in other]

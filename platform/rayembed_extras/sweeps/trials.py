@@ -91,7 +91,7 @@ def counted(run: Run) -> Run:
 
 
 def _once(dataset: DatasetConfig, root: str) -> int | None:
-    """Estimate the training records of a data set, cached for all trials."""
+    """Estimate the number of training records of a data set, cached for all trials."""
     return _records(dataset.model_dump_json(), root)
 
 

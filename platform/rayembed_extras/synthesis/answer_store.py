@@ -105,7 +105,7 @@ class AnswerStore:
 
 @dataclass
 class Tried(Generic[RequestT, ValueT]):
-    """State of one question: the requests sent so far, their answers, and the next one."""
+    """State of one question: the requests sent so far, their answers, and the next request."""
 
     request: RequestT
     """The last answered try, or the first one."""

@@ -130,7 +130,8 @@ def _fields(kind: PairKind, example: Mapping[str, Any]) -> list[str]:
 
 
 def first_usable(answer: ChatAnswer, read: Callable[[dict[str, Any]], ValueT]) -> ValueT:
-    """Return what `read` makes of the first usable JSON object in the answer.
+    """Apply `read` to the JSON objects in the answer, and return the first result that is
+    usable.
 
     Args:
         read: raises `RejectedAnswer` of one that cannot.

@@ -104,7 +104,9 @@ def _file(config: SynthesisConfig, kind: PairKind, seed: int, folder: str) -> st
 
 
 def _more(tasks: Tasks, per_request: int) -> int:
-    """Number of requests in the next round, at most twice the number of all earlier ones."""
+    """Compute the number of requests in the next round, at most twice the number of all earlier
+    ones.
+    """
     if not tasks.asked:
         return -(-tasks.lacking // per_request)
     new_per_request = max(len(tasks.texts) / tasks.asked, 1.0)

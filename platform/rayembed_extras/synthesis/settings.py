@@ -1,5 +1,5 @@
-"""Settings of synthetic pairs: numbers and kinds, the LLM that writes them, limits of
-acceptance.
+"""Settings of synthetic pairs: numbers, kinds, the LLM that writes them, and which answers are
+usable.
 """
 
 from typing import Annotated, Literal

@@ -1,4 +1,6 @@
-"""Verify by a model's proof that a server, folder, file or object gives the model's vectors."""
+"""Verify that a server, folder, file or object gives a model's vectors, by the model's stored
+reference vectors (proof).
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ def verify(
     within: "NumberType" = "int8",
     **server: Any,
 ) -> "Diagnosis":
-    """Compare the vectors of a target with a model's proof.
+    """Compare the vectors of a target with a model's proof (its stored reference vectors).
 
     Args:
         target: address of a server, model folder, GGUF file, registered version

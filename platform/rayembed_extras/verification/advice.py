@@ -1,4 +1,4 @@
-"""What to change in a server, by mistake and by software."""
+"""Advice on how to correct a server, by mistake and by server software."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -149,7 +149,7 @@ _KINDS = {
 
 
 def advice_for(proof: Proof, mistakes: Sequence[Mistake], software: str | None) -> tuple[str, ...]:
-    """Lines of advice: of each mistake the proof's own, and that for the software.
+    """Return advice for each mistake: general advice, and advice for the server's software.
 
     Args:
         software: a key of `SOFTWARE`; None: unknown, so that all known advice is given.
@@ -171,7 +171,9 @@ def _of_kind(name: str) -> Mapping[str, str]:
 
 
 def _filled(text: str, software: str, proof: Proof, mistake: Mistake) -> str | None:
-    """Advice with the model's own values; None where the model's pooling has no name there."""
+    """Fill the model's values into an advice text; None if the software has no name for the model's
+    pooling.
+    """
     found = re.search(r"where the model has (\S+) pooling", mistake.what)
     pooling = _POOLINGS.get(found[1] if found else "", {}).get(software)
     if "{pooling}" in text and pooling is None:

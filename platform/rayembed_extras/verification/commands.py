@@ -1,4 +1,4 @@
-"""Jobs of verification, as `rayembed` lists them."""
+"""Declare the verification job for the `rayembed` command."""
 
 from rayembed.jobs.table import SERVE, Command
 

@@ -1,4 +1,4 @@
-"""Verdict on measured vectors: the same as the model's, or the nearest usual mistake.
+"""Judge whether measured vectors equal the reference vectors, or name the likely mistake.
 
 A mistake is recognised by the share of the way from the right vectors to its own that the measured
 ones have gone: 1 where it is made, 0 where rounding alone moves them, since rounding has no
@@ -28,7 +28,7 @@ _NAMED = 4
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Result of a verification."""
+    """Result of a verification: verdict, cosines, likely mistakes and advice."""
 
     same: bool
     line: str
@@ -46,7 +46,7 @@ class Diagnosis:
     figures: Mapping[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Content for a machine."""
+        """Return the result as values for JSON."""
         return {
             "same": self.same,
             "verdict": self.line,
@@ -61,7 +61,7 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class _Explained:
-    """A mistake, and how near the measured vectors are to its own."""
+    """A known mistake, and the measured vectors' distance from it."""
 
     mistake: Mistake
     distance: float
@@ -74,7 +74,7 @@ class _Explained:
     """Standard error of the share."""
 
     def is_made(self, rounding: float) -> bool:
-        """Whether it explains the vectors, up to a distance by rounding."""
+        """Whether the mistake explains the vectors, apart from differences by rounding."""
         near = self.distance <= max(rounding, self.right_distance / 2)
         return near and self.share - 2 * self.error > _SHARE
 
@@ -82,7 +82,7 @@ class _Explained:
 def diagnose(
     proof: Proof, target: Target, measured: MeasuredVectors, *, within: NumberType = "int8"
 ) -> Diagnosis:
-    """Compare measured vectors with a proof.
+    """Compare measured vectors with a model's proof (its stored reference vectors).
 
     Args:
         within: number type of the target: a verdict of `same` needs the cosines of its tolerance.
@@ -153,7 +153,7 @@ def _turned(
     to_right: tuple[np.ndarray, np.ndarray],
     least: float,
 ) -> tuple[list[Mistake], str | None]:
-    """The mistakes that turn vectors away from the right ones, and a line that says so.
+    """Return the mistakes that change vectors' directions, and a sentence for the verdict.
 
     Args:
         alone: (n, D) unit vectors of texts alone, `batch` of texts in batches.
@@ -177,7 +177,7 @@ def _turned(
 
 
 def _least_between(proof: Proof, allowed: Sequence[NumberType], alone: float) -> float:
-    """Lowest cosine between two vectors of one text that counts as the same.
+    """Return the lowest cosine at which two vectors of one text count as the same.
 
     Args:
         alone: lowest cosine with a right vector, which shows the target's own number type.
@@ -196,7 +196,7 @@ def _same(proof: Proof, strictest: NumberType | None, worst: float) -> str:
 
 
 def _types_within(proof: Proof, within: NumberType) -> list[NumberType]:
-    """Number types whose tolerance is at most that of `within`, the strictest first."""
+    """Return the number types whose tolerance is at most that of `within`, the strictest first."""
     order = sorted(proof.tolerance, key=lambda kind: -proof.tolerance[kind])
     return [kind for kind in order if proof.tolerance[kind] >= proof.tolerance[within]]
 
@@ -206,7 +206,7 @@ def _strictest(proof: Proof, allowed: Sequence[NumberType], worst: float) -> Num
 
 
 def _explained(proof: Proof, texts: Sequence[int], found: np.ndarray) -> list[_Explained]:
-    """The mistakes that unit vectors (n, D) of the texts show, the nearest first."""
+    """Return the mistakes that explain the unit vectors (n, D) of the texts, the nearest first."""
     compared = [_compared(proof, one, texts, found) for one in _mistakes(proof)]
     rounding = _BETWEEN * (1 - min(proof.tolerance.values()))
     shown = [one for one in compared if one is not None and one.is_made(rounding)]
@@ -214,14 +214,14 @@ def _explained(proof: Proof, texts: Sequence[int], found: np.ndarray) -> list[_E
 
 
 def _mistakes(proof: Proof) -> list[Mistake]:
-    """The mistakes of a proof; rounding to a number type is none."""
+    """Return the mistakes stored in a proof, without its entries for rounding to a number type."""
     return [one for one in proof.mistakes if one.name not in proof.tolerance]
 
 
 def _compared(
     proof: Proof, mistake: Mistake, texts: Sequence[int], found: np.ndarray
 ) -> _Explained | None:
-    """How near unit vectors are to a mistake's; None if too few texts or numbers tell it."""
+    """Compare unit vectors with a mistake's; None if too few texts or dimensions allow it."""
     rows = {text: row for row, text in enumerate(texts)}
     places = [i for i, text in enumerate(mistake.texts) if text in rows]
     if len(places) < 2 or mistake.vectors.shape[1] != found.shape[1] or _is_of_length(mistake):
@@ -237,7 +237,9 @@ def _compared(
 
 
 def _share(start: np.ndarray, end: np.ndarray, measured: np.ndarray) -> tuple[float, float]:
-    """Share of the way from `start` to `end` of all rows together, and its standard error."""
+    """Share of the way from `start` to `end` that all rows together cover, with its
+    standard error.
+    """
     way = ((end - start) ** 2).sum(1)
     gone = ((measured - start) * (end - start)).sum(1)
     share = gone.sum() / way.sum()
@@ -253,9 +255,7 @@ def _share(start: np.ndarray, end: np.ndarray, measured: np.ndarray) -> tuple[fl
 def _alike(
     explained: Sequence[_Explained], found: np.ndarray, texts: Sequence[int], proof: Proof
 ) -> list[Mistake]:
-    """Return the nearest mistake, and the mistakes that cannot be separated from it by the measured
-    vectors.
-    """
+    """Return the nearest mistake, and others that explain the vectors equally well."""
     best = explained[0]
     kinds = sorted(proof.tolerance.values(), reverse=True)
     tolerance = next((1 - low for low in kinds if best.distance <= 1 - low), best.distance)
@@ -287,7 +287,7 @@ def _vectors(mistake: Mistake, texts: Sequence[int]) -> np.ndarray:
 def _unknown(
     proof: Proof, measured: MeasuredVectors, found: np.ndarray, cosines: np.ndarray, floor: float
 ) -> str:
-    """Line for vectors that no mistake explains."""
+    """Write the verdict's sentence for vectors that no known mistake explains."""
     wrong = [measured.texts[i] for i in np.flatnonzero(cosines < floor)]
     which = "all texts" if len(wrong) == len(measured.texts) else f"{len(wrong)} texts"
     about = list(dict.fromkeys(proof.texts[i].about for i in wrong if proof.texts[i].about))
@@ -318,7 +318,7 @@ def _other_width(
     notes: tuple[str, ...],
     figures: Mapping[str, Any],
 ) -> Diagnosis:
-    """Verdict on vectors of another width than the model's."""
+    """Judge vectors that have another number of dimensions than the model's."""
     width, full = measured.alone.shape[2], right.shape[1]
     found = _unit(measured.alone[0])
     own = [one for one in proof.mistakes if one.vectors.shape[1] == width]
@@ -374,7 +374,7 @@ def _notes(proof: Proof, target: Target, measured: MeasuredVectors) -> tuple[str
 
 
 def _refused_that_fit(proof: Proof, measured: MeasuredVectors) -> list[int]:
-    """Refused texts that are no longer than the model reads."""
+    """Return the refused texts that are within the model's maximum length."""
     return [i for i in measured.refused if "limit + 1" not in proof.texts[i].about]
 
 
@@ -386,23 +386,23 @@ def _named(mistakes: Sequence[Mistake]) -> str:
 
 
 def _is_of_length(mistake: Mistake) -> bool:
-    """Whether the mistake is the length of vectors, not their direction."""
+    """Whether the mistake changes the length (norm) of vectors."""
     lengths = np.linalg.norm(mistake.vectors.astype(np.float64), axis=1)
     return bool(np.abs(lengths - 1).max() > LENGTH_ERROR)
 
 
 def _least(proof: Proof) -> float:
-    """Mean of 1 - cosine above which two kinds of vectors count as different."""
+    """Return the mean of 1 - cosine above which two sets of vectors count as different."""
     return _NOT_TOLD_APART * (1 - max(proof.tolerance.values()))
 
 
 def _steadiness(vectors: np.ndarray) -> float:
-    """Lowest cosine between the vectors (R, n, D) of a text's repetitions and the first of them."""
+    """Lowest cosine between the first and a later repetition, from vectors (R, n, D)."""
     return float((vectors * vectors[0]).sum(2).min())
 
 
 def _distance(one: np.ndarray, other: np.ndarray) -> float:
-    """Mean of 1 - cosine of unit vectors, row by row."""
+    """Mean over all rows of 1 - cosine between two arrays of unit vectors."""
     return float(1 - (one * other).sum(1).mean())
 
 
@@ -416,5 +416,5 @@ def _shown(cosine: float) -> str:
 
 
 def _floored(cosine: float) -> str:
-    """A cosine with 5 digits, rounded down."""
+    """Format a cosine with 5 digits, rounded down."""
     return f"{np.floor(min(cosine, 1.0) * 1e5) / 1e5:.5f}"

@@ -1,4 +1,4 @@
-"""The verification job: from its arguments to a verdict and an exit code."""
+"""Run the verification job, from its command-line arguments to a verdict and an exit code."""
 
 import argparse
 import json

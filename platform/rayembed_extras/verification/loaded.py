@@ -1,4 +1,4 @@
-"""Targets in this process: model folders, GGUF files, and objects that embed."""
+"""Open verification targets in this process: model folders, GGUF files, and objects that embed."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +17,8 @@ _BY_OBJECT = "its methods for queries and documents put the prompt"
 
 
 def open_folder(folder: Path, *, prompts: str | None = None, device: str | None = None) -> Target:
-    """Load a model folder as its users do: by sentence-transformers, a graph by its runtime.
+    """Load a model folder as its users do: with sentence-transformers, or an exported graph with
+    its runtime.
 
     Args:
         prompts: `client` gives each prompt as literal text; None: `server`, the folder's own.
@@ -48,7 +49,9 @@ def open_folder(folder: Path, *, prompts: str | None = None, device: str | None 
 
 
 def _set_lengths(model: Any, folder: Path) -> None:
-    """Set the length of each role as the model card does: the plain format keeps one alone."""
+    """Set the maximum length of each role as the model card does; sentence-transformers' own format
+    stores only one.
+    """
     if (folder / SETTINGS_FILE).is_file():
         lengths = read_settings(folder).max_lengths
         model[0].query_length, model[0].document_length = lengths["query"], lengths["document"]
@@ -96,7 +99,7 @@ def open_gguf(file: Path, *, length: int, prompts: str | None = None) -> Target:
 
 
 def open_object(embedder: Any, *, prompts: str | None = None) -> Target:
-    """Take an object that embeds: LangChain `Embeddings`, a `SentenceTransformer`, a rayembed
+    """Wrap an object that embeds: LangChain `Embeddings`, a `SentenceTransformer`, a rayembed
     `Embedder`, or a function from a list of texts to vectors.
 
     Raises:
@@ -182,7 +185,9 @@ def _with_prompt(text: ProofText) -> ProofText:
 def _by_group(
     encode: Callable[[list[str], ProofText], Any], key: Callable[[ProofText], Any]
 ) -> Embed:
-    """Embed by calls of texts with one key, in whose results the order is put back."""
+    """Return a function that embeds texts with equal keys in one call each, and restores the order
+    of the texts.
+    """
 
     def embed(texts: Sequence[ProofText]) -> np.ndarray:
         groups: dict[Any, list[int]] = {}
@@ -203,7 +208,7 @@ def _by_group(
 
 
 def _array(vectors: Any) -> np.ndarray:
-    """(n, D) numbers from lists, arrays or tensors of any device."""
+    """Convert lists, arrays or tensors of any device to an (n, D) float64 array."""
     if hasattr(vectors, "detach"):
         vectors = vectors.detach().cpu().float().numpy()
     try:

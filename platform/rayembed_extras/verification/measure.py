@@ -1,4 +1,6 @@
-"""Vectors of a target for a proof's texts: each alone and in batches, several times."""
+"""Embed a proof's texts with a verification target: each text alone and in batches, several
+times.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +24,14 @@ _TEXTS_OF_LONG = 3
 
 
 class TextsRefusedError(RayembedError):
-    """A target that is there does not take the texts of a request, such as too long ones."""
+    """A verification target answered, but refused the texts of a request, for example too long
+    ones.
+    """
 
 
 @dataclass(frozen=True)
 class Target:
-    """A model under verification: how to embed with it, and what is assumed about it."""
+    """A model under verification: the function that embeds with it, and assumptions about it."""
 
     name: str
     embed: Embed
@@ -41,7 +45,8 @@ class Target:
 
 @dataclass(frozen=True)
 class MeasuredVectors:
-    """Vectors of the texts that a target takes; R repetitions, n texts, D numbers.
+    """Vectors of the texts that a target accepts, for R repetitions, n texts and D
+    dimensions.
 
     Of long texts all repetitions are the first one.
     """
@@ -111,7 +116,9 @@ def _length(text: ProofText) -> int:
 
 
 def _request_of(text: ProofText) -> tuple[str, ...]:
-    """What a text is embedded by; roles count for short texts."""
+    """Return a key that is equal for texts that need only one request; the role counts for short
+    texts only.
+    """
     role = text.role if _length(text) <= _LONG else ""
     return (text.prompt, text.text, str(text.instruction), role)
 
@@ -123,7 +130,7 @@ def _in_batches(target: Target, texts: Sequence[ProofText]) -> np.ndarray:
 
 
 def _batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Batches of texts of several lengths, each text in one.
+    """Divide texts into batches of mixed lengths; return their indices, each in one batch.
 
     A text is padded to the longest of its batch, which costs time: beside long texts, of which
     some have a thousand tokens, are few short ones.
@@ -140,7 +147,7 @@ def _batches(lengths: Sequence[int]) -> list[list[int]]:
 
 
 def _together(target: Target, texts: Sequence[ProofText]) -> np.ndarray:
-    """Vectors of a batch; of two halves where the target refuses so many tokens at once."""
+    """Embed a batch of texts; halve it if the target refuses that many tokens at once."""
     try:
         return _embed(target, texts)
     except TextsRefusedError:

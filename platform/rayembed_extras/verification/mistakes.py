@@ -1,4 +1,5 @@
-"""The usual mistakes of servers, made on a loaded model, for its proof.
+"""Reproduce usual mistakes of embedding servers on a loaded model, to store their vectors in its
+proof.
 
 Each is made by the model's own tokenizer and modules. What an architecture cannot be served with is
 left out, as is what changes no vector.
@@ -35,7 +36,7 @@ _POOLINGS = {"mean": "mean pooling", "cls": "CLS pooling", "last": "last-token p
 
 
 class ProvedModel:
-    """A loaded model and the texts of its proof."""
+    """A loaded model with the texts of its proof and their reference vectors."""
 
     def __init__(
         self, model: TransformerModel, texts: Sequence[ProofText], right: np.ndarray
@@ -45,7 +46,9 @@ class ProvedModel:
 
     @cached_property
     def short(self) -> tuple[int, ...]:
-        """Indices of the texts for most mistakes: some of an instruction, then the others."""
+        """Indices of the short texts used for most mistakes; texts with their own instruction come
+        first.
+        """
         told = [i for i, text in enumerate(self.texts) if text.instruction is not None][:2]
         short = [
             i for about in FOR_MISTAKES for i, text in enumerate(self.texts) if text.about == about
@@ -59,25 +62,27 @@ class ProvedModel:
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Tokens of each text of the proof, as the model reads it."""
+        """Number of tokens of each text of the proof, as the model reads it."""
         return [cost(one) for one in self.tokens_of(range(len(self.texts)))]
 
     @cached_property
     def distinct(self) -> list[int]:
-        """Indices of the texts, each text in one role."""
+        """Indices of distinct texts; a text in both roles counts once."""
         return list({text.text: place for place, text in enumerate(self.texts)}.values())
 
     def tokens_of(self, places: Iterable[int]) -> list[Tokens]:
-        """Tokens of texts as the model reads them."""
+        """Tokenise the texts at the given indices as the model reads them."""
         return tokens_of(self.model, [self.texts[i] for i in places])
 
     def where(self, differs: Callable[[ProofText], bool]) -> tuple[int, ...]:
-        """Indices of some texts whose vectors differ, short texts first."""
+        """Return indices of some texts that satisfy a condition, short texts first."""
         order = dict.fromkeys([*self.short, *range(len(self.texts))])
         return tuple([i for i in order if differs(self.texts[i])][:NUMBER])
 
     def changed(self, change: Callable[[ProofText], ProofText]) -> "tuple[tuple[int, ...], Any]":
-        """The first texts that a change alters, with their vectors; None if it alters none."""
+        """Return indices of the first texts that a change alters, with the altered texts' vectors
+        (None if it alters none).
+        """
         places = self.where(lambda text: change(text) != text)
         read = tokens_of(self.model, [change(self.texts[i]) for i in places])
         return places, wrong_passes.embed(self.model, read) if read else None
@@ -89,7 +94,7 @@ Made = Iterator[Mistake]
 def usual_mistakes(
     model: TransformerModel, texts: Sequence[ProofText], right: np.ndarray
 ) -> list[Mistake]:
-    """Make the usual mistakes that the model can be served with.
+    """Compute the vectors of each usual mistake that can occur when the model is served.
 
     Args:
         texts: those of the proof.
@@ -238,7 +243,7 @@ def _without_corpus(model: Any, tokens: Sequence[Tokens]) -> np.ndarray | None:
 
 
 def _specials(served: ProvedModel) -> Made:
-    """Tokens around the text: the last one missing, the first one twice."""
+    """Yield mistakes of special tokens: the last token missing, the first one twice."""
     if not served.tokens:
         return
     pretrained = served.tokenizer.pretrained
@@ -324,7 +329,7 @@ def _with_last(tokens: Tokens, last: int) -> Tokens:
 
 
 def _with_first(tokens: Tokens, first: int) -> Tokens:
-    """Tokens with one more before them, pooled as the first one is."""
+    """Insert one more token at the beginning, which is pooled if the previous first token is."""
     made = {}
     for key, value in tokens.items():
         new = value[:1] if key == "pool_mask" else np.zeros(1, value.dtype)
@@ -338,7 +343,7 @@ def _is_of_encoder(key: str) -> bool:
 
 
 def _lengths(served: ProvedModel) -> Made:
-    """Texts cut at a shorter length than the model's."""
+    """Yield mistakes that cut texts at a shorter length than the model's."""
     tokenizer = served.tokenizer
     for number in _CUTS:
         longer = [i for i in served.distinct if served.lengths[i] > number]
@@ -362,7 +367,7 @@ def _lengths(served: ProvedModel) -> Made:
 
 
 def _widths(served: ProvedModel) -> Made:
-    """Vectors of fewer numbers, divided by their length."""
+    """Yield mistakes that return normalised vectors with fewer dimensions."""
     full, *offered = served.model.dimensions
     for width in offered[:2] or [full // 2]:
         part = served.right[list(served.short), :width]
@@ -376,7 +381,8 @@ def _widths(served: ProvedModel) -> Made:
 
 
 def _rounding(served: ProvedModel) -> Made:
-    """Rounding to fewer bits, which is no mistake but sets what counts as the same.
+    """Yield vectors rounded to fewer bits, from which the allowed differences are derived; they are
+    no mistakes.
 
     Kept are the texts that it moves furthest, since these set the tolerances.
     """

@@ -28,7 +28,8 @@ def verify_target(
     tracking_uri: str | None = None,
     **server: Any,
 ) -> Diagnosis:
-    """Compare the vectors of a target with a model's proof; see `verify`.
+    """Compare the vectors of a target with a model's proof (reference vectors); see
+    `verify`.
 
     Args:
         tracking_uri: MLflow's address for registered versions; None: `MLFLOW_TRACKING_URI`.
@@ -62,7 +63,8 @@ def open_target(
     tracking_uri: str | None = None,
     **server: Any,
 ) -> Target:
-    """Open a server, folder, file, registered version or object, by its kind.
+    """Open a server, folder, GGUF file, registered version or object as a verification
+    target.
 
     Raises:
         RayembedError: as the openers of `servers` and `loaded`.
@@ -87,7 +89,7 @@ def open_target(
 
 
 def proof_of(model: str | Path, tracking_uri: str | None = None, *, make: bool = True) -> Proof:
-    """Read the proof of a model.
+    """Read the proof (stored reference vectors) of a model.
 
     Args:
         make: load a model without a proof, and make it in memory.

@@ -1,4 +1,5 @@
-"""Passes of a loaded model with one thing done wrongly: pooling, mask, head, length, number type.
+"""Run a loaded model with one deliberate mistake: wrong pooling, mask, head, length or
+number type.
 
 The model is as before after each of them. B texts, T tokens, H hidden size, D embedding width.
 """
@@ -25,7 +26,7 @@ _LEVELS = 255
 
 
 def embed(model: TransformerModel, tokens: Sequence[Tokens], context: Tensor | None = None) -> Any:
-    """Vectors (n, D) float32 of tokenised texts, in one padded pass."""
+    """Compute vectors (n, D) float32 of tokenised texts, in one padded pass."""
     batch = to_device(model.tokenizer.collate(list(tokens)), model.device)
     with torch.no_grad():
         output = model(batch) if context is None else model(batch, context)
@@ -33,7 +34,9 @@ def embed(model: TransformerModel, tokens: Sequence[Tokens], context: Tensor | N
 
 
 def unnormalised(model: TransformerModel, tokens: Sequence[Tokens]) -> np.ndarray | None:
-    """Vectors (n, D) before their last normalisation; None where torch does not normalise them."""
+    """Compute vectors (n, D) before their last normalisation; None if torch does not normalise
+    them.
+    """
     with _LastNormalised() as seen:
         made = embed(model, tokens)
     if seen.rows is None or tuple(seen.rows.shape) != made.shape:
@@ -42,7 +45,7 @@ def unnormalised(model: TransformerModel, tokens: Sequence[Tokens]) -> np.ndarra
 
 
 class _LastNormalised(TorchFunctionMode):
-    """Keeps what was normalised last; of this thread alone."""
+    """Torch mode that keeps the tensor that this thread normalised last."""
 
     rows: Tensor | None = None
 
@@ -53,13 +56,13 @@ class _LastNormalised(TorchFunctionMode):
 
 
 def unit_or_not(rows: Tensor) -> np.ndarray:
-    """Numbers of a tensor, float32."""
+    """Convert a tensor to a float32 array on the CPU."""
     return rows.detach().float().cpu().numpy()
 
 
 def poolings(model: TransformerModel, tokens: Sequence[Tokens]) -> Pooled:
-    """Unit vectors by pooling of the backbone's states: `mean`, `pool` (mean over the tokens that
-    the model pools), `cls` and `last`, each followed by the model's own layers behind its pooling.
+    """Compute unit vectors with each pooling (`mean`, `pool`: mean over the tokens that the model
+    pools, `cls`, `last`), followed by the model's own later layers.
 
     Empty for models without a backbone of torch.
     """
@@ -86,7 +89,9 @@ def poolings(model: TransformerModel, tokens: Sequence[Tokens]) -> Pooled:
 
 
 def _states(model: TransformerModel, backbone: Any, tokens: Tokens) -> Tensor:
-    """(T, H) float32 states of one text's tokens, without vectors that stand before it."""
+    """(T, H) float32 backbone states of one text's tokens, without states of vectors inserted
+    before them.
+    """
     seen: list[Tensor] = []
 
     def keep(_: Any, __: Any, output: Any) -> None:
@@ -101,7 +106,7 @@ def _states(model: TransformerModel, backbone: Any, tokens: Tokens) -> Tensor:
 
 
 def _behind_pooling(model: TransformerModel) -> Callable[[Tensor], Tensor]:
-    """The model's own layers between its pooling and the normalisation."""
+    """Return the model's own layers between pooling and normalisation."""
     pooling = getattr(model, "pooling", None)
     if isinstance(pooling, ProjectedPooling):
         return nn.Sequential(*pooling.projections)
@@ -110,7 +115,9 @@ def _behind_pooling(model: TransformerModel) -> Callable[[Tensor], Tensor]:
 
 
 def without_projections(model: TransformerModel, tokens: Sequence[Tokens]) -> np.ndarray | None:
-    """Unit vectors (n, H) without the Dense layers behind the pooling; None without any."""
+    """Compute unit vectors (n, H) without the Dense layers after the pooling; None if the model has
+    none.
+    """
     pooling: Any = getattr(model, "pooling", None)
     if not isinstance(pooling, ProjectedPooling):
         return None
@@ -125,8 +132,8 @@ def without_projections(model: TransformerModel, tokens: Sequence[Tokens]) -> np
 
 
 def with_causal_mask(model: TransformerModel, tokens: Sequence[Tokens]) -> np.ndarray | None:
-    """Unit vectors (n, D) with the causal mask that the model's decoder was trained without; None
-    for other models.
+    """Compute unit vectors (n, D) with a causal mask in a decoder trained without one; None for
+    other models.
     """
     if getattr(model.config, "mask", None) != "bidirectional":
         return None
@@ -151,7 +158,7 @@ def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def in_bfloat16(model: TransformerModel, tokens: Sequence[Tokens]) -> np.ndarray:
-    """Unit vectors (n, D) with weights and the output of each layer rounded to bfloat16.
+    """Compute unit vectors (n, D) with weights and each layer's output rounded to bfloat16.
 
     Products are in float32, as fast on CPUs without instructions for bfloat16.
     """
@@ -169,7 +176,9 @@ def in_bfloat16(model: TransformerModel, tokens: Sequence[Tokens]) -> np.ndarray
 
 @contextmanager
 def _rounded(module: nn.Module, own: Sequence[nn.Parameter], rounds: bool) -> Iterator[None]:
-    """Round a module's own weights while it runs, and its output."""
+    """Context manager that rounds a module's own weights to bfloat16 while it runs, and its
+    output.
+    """
     exact = [parameter.data for parameter in own]
 
     def before(*_: Any) -> None:
@@ -199,7 +208,8 @@ def _bfloat16(values: Tensor) -> Tensor:
 
 
 def in_int8(model: TransformerModel, tokens: Sequence[Tokens]) -> np.ndarray:
-    """Unit vectors (n, D) with the weights and inputs of linear layers rounded to int8.
+    """Compute unit vectors (n, D) with the weights and inputs of linear layers rounded to
+    int8.
 
     Each output of a layer has a scale of its own, and each token, as vLLM and OpenVINO have it.
     """

@@ -134,7 +134,7 @@ def held_out_texts(articles: Iterable[Article], titles: frozenset[str]) -> froze
 
 
 def _rests(sentences: list[str]) -> list[str]:
-    """Join, for each sentence, all other sentences: once without this position, once without equal
+    """For each sentence, join all other sentences: once without this position, once without equal
     sentences.
     """
     by_place = (sentences[:i] + sentences[i + 1 :] for i in range(len(sentences)))
@@ -187,7 +187,9 @@ def _spans(text: str, patterns: Sequence[str], flags: int) -> list[tuple[int, in
 
 
 def _replace(text: str, spans: list[tuple[int, int]]) -> str:
-    """Replace spans of a text by `MASK`, one for spans that only space or hyphens separate."""
+    """Replace spans of a text by `MASK`; spans separated only by space or hyphens get one
+    `MASK`.
+    """
     runs: list[list[int]] = []
     for start, end in sorted(spans):
         if runs and re.fullmatch(r"[\s-]*", text[runs[-1][1] : start]):

@@ -71,8 +71,8 @@ def parse_reference(reference: str) -> SampleReference:
 
 
 def sizes_of(sets: Iterable[OwnSet]) -> ScoreSizes | None:
-    """Return the sizes of the sample's first retrieval set among the given sets; None if there is
-    none.
+    """Return the sizes in the reference of the first retrieval set from the sample; None if no set
+    is from it.
     """
     for own in sets:
         if own.path.startswith(PREFIX) and isinstance(own, RetrievalSet) and not own.languages:

@@ -188,7 +188,9 @@ def topic_classification(articles: Sequence[Article], *, max_words: int, seed: i
 
 
 def topic_clustering(articles: Sequence[Article], *, max_words: int, seed: int) -> Table:
-    """Split `test` of title-masked texts with their topic, `TEST_PER_TOPIC` each."""
+    """Split `test` of title-masked texts with their topic, `TEST_PER_TOPIC` texts for each
+    topic.
+    """
     rows = [
         (cut(masked_text(article), max_words), topic)
         for topic, members in _by_topic(articles, seed, "clustering").items()

@@ -69,7 +69,7 @@ def _selected(benchmarks: Sequence[str], names: Sequence[str]) -> list[Task]:
 
 
 def _add(name: str, names: list[str], *, from_mnli: bool) -> None:
-    """Append a finetuning, preceded by the one whose model it starts from."""
+    """Append a finetuning, preceded by the finetuning whose model it starts from."""
     start = _start(FINETUNINGS[name], from_mnli=from_mnli)
     if start is not None:
         _add(start, names, from_mnli=from_mnli)

@@ -207,8 +207,8 @@ def _when_done(
 def _take(
     one: Finetuning, trials: Sequence[Trial], scores: BackboneScores, best: dict[str, Trial]
 ) -> None:
-    """Summarise a finetuning once all its trials are finished, and choose its best model for others
-    to start from.
+    """Summarise a finetuning once all its trials are finished, and choose its best model as the
+    start of others.
     """
     results = find_results(trials)
     if not trials or missing(trials, results):

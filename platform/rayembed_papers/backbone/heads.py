@@ -172,8 +172,8 @@ def _quiet() -> Iterator[None]:
 def _load_of_transformers(
     folder: Path, finetuning: Finetuning, device_map: str | None = None
 ) -> nn.Module:
-    """Load a model with transformers, or only its shapes on the `meta` device; raises the errors of
-    `load_with_head`.
+    """Load a model with transformers, or only its shapes on the `meta` device; raises the same
+    errors as `load_with_head`.
     """
     import safetensors
     import transformers

@@ -29,7 +29,9 @@ def class_metrics(predicted: ArrayLike, true: ArrayLike, num_classes: int) -> Me
 
 
 def correlation_metrics(predicted: ArrayLike, true: ArrayLike) -> Metrics:
-    """Pearson's and Spearman's correlation; 0 if all predictions are equal or one is NaN."""
+    """Compute Pearson's and Spearman's correlation; 0 if all predictions are equal or one
+    is NaN.
+    """
     from scipy.stats import pearsonr, spearmanr
 
     guess, truth = np.asarray(predicted, dtype=np.float64), np.asarray(true, dtype=np.float64)
@@ -42,7 +44,7 @@ def correlation_metrics(predicted: ArrayLike, true: ArrayLike) -> Metrics:
 
 
 def tag_metrics(predicted: Sequence[Sequence[str]], true: Sequence[Sequence[str]]) -> Metrics:
-    """F1 of spans over all sentences together, and accuracy of tags.
+    """Compute F1 of the spans of all sentences together, and accuracy of tags.
 
     Spans are found as conlleval and seqeval find them: tags with `B-` and `I-` by their prefixes, a
     type's `I-` after another type or after `O` beginning a span; tags without prefix (parts of
@@ -76,7 +78,8 @@ def spans_of(tags: Sequence[str]) -> set[tuple[str, int, int]]:
 
 
 def answer_metrics(predicted: Sequence[str], true: Sequence[Sequence[str]]) -> Metrics:
-    """SQuAD's F1 and exact match, each the maximum over the true answers, averaged over questions.
+    """Compute SQuAD's F1 and exact match, each the maximum over the true answers, averaged over
+    questions.
 
     As in the pipeline of the paper, words are what white space parts in every language, also where
     a language has none between words.
@@ -94,8 +97,8 @@ def answer_metrics(predicted: Sequence[str], true: Sequence[Sequence[str]]) -> M
 
 
 def ranking_metrics(right: np.ndarray, k: int) -> Metrics:
-    """Accuracy of the first document and mean average precision at `k`, with one relevant document
-    a query.
+    """Compute accuracy of the first document and mean average precision at `k`, with one relevant
+    document for each query.
 
     Args:
         right: (queries, at most k) whether a document is the right one, the best ranked first.

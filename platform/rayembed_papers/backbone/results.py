@@ -87,7 +87,7 @@ def trials_of(
     keeps_model: bool,
     start: Trial | None,
 ) -> list[Trial]:
-    """All combinations of learning rate, batch size and seed."""
+    """List the trials of a finetuning: all combinations of learning rate, batch size and seed."""
     protocol = finetuning.protocol
     grid = itertools.product(protocol.learning_rates, protocol.batch_sizes, protocol.seeds)
     own = {rows: data[rows] for rows in finetuning.all_rows}

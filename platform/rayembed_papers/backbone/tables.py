@@ -55,9 +55,9 @@ _MEAN = "Mean of these"
 
 
 def comparison(benchmark: str, summaries: Sequence[Summary], name: str) -> Table:
-    """Tabulate scores in percent: the paper's models, then the backbone with its best setting
-    (median over seeds) and the median of all trials. The last column is the mean of the tasks
-    shown, for the paper's rows too.
+    """Tabulate scores in percent: the paper's models, then the backbone's best setting (median over
+    seeds) and the median of all trials. The last column is the mean of the tasks shown, for the
+    paper's rows too.
     """
     tasks = [summary.task.name for summary in summaries]
     rows = [

@@ -1,5 +1,5 @@
-"""Describe finetunings on public data sets: rows, kind of task, protocol, and the tasks they are
-scored on.
+"""Describe finetunings on public data sets: rows, kind of task, protocol, and the tasks on which
+they are scored.
 """
 
 from collections.abc import Iterable

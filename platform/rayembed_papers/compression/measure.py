@@ -16,7 +16,9 @@ STRUCTURES = ("2:4", "4:8", "unstructured")
 
 @dataclass(frozen=True)
 class MeasuredCell:
-    """Row and column of a measured score: method, recovery training and structure of zeros."""
+    """Row and column of a measured score in the table: method, recovery training and structure of
+    zeros.
+    """
 
     method: str
     structure: str
@@ -31,7 +33,7 @@ BASE = MeasuredCell("none", "")
 def measure(
     seed: int, *, layers: int, steps: int, storage: str
 ) -> Iterator[tuple[MeasuredCell, float, float]]:
-    """Yield each cell with its score and the seconds it took; finished results are read, not
+    """Yield each table cell with its score and its seconds of computation; stored results are not
     measured again.
 
     Raises:

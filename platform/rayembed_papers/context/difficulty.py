@@ -47,7 +47,7 @@ _DIGITS = 6
 
 @dataclass(frozen=True)
 class Difficulty:
-    """How similar queries are to other pairs' documents, for several batches of one size."""
+    """Similarity of queries to other pairs' documents, for several batches of one size."""
 
     means: tuple[float, ...]
     """Mean cosine of a query with the other pairs' documents."""
@@ -107,8 +107,8 @@ def difficulty(
 def _of_batch(
     queries: np.ndarray, documents: np.ndarray, margin: float | None
 ) -> tuple[float, float, float]:
-    """Mean cosine over all other documents, mean over unmasked negatives, and share of
-    masked ones.
+    """Return a batch's mean cosine over all other documents, mean over unmasked negatives, and
+    share of masked documents.
     """
     left, right = np.asarray(queries, np.float32), np.asarray(documents, np.float32)
     total = kept_total = 0.0

@@ -38,7 +38,8 @@ _TASKS = ("WikiSentenceRetrieval", "WikiDescriptionRetrieval")
 
 
 def analyse_batches(run: Run, job: JobContext) -> None:
-    """Difficulty of batches over sizes of clusters and of batches (CDE, Figure 6).
+    """Measure the difficulty of batches over sizes of clusters and of batches (CDE, Figure
+    6).
 
     Raises:
         ConfigError: no data set with clusters, or sizes larger than the data.
@@ -84,7 +85,7 @@ def analyse_batches(run: Run, job: JobContext) -> None:
 
 
 def clustered_datasets(run: Run, names: str | None) -> list[DatasetConfig]:
-    """Select the named data sets (None: all) that are divided into clusters.
+    """Select the data sets with the given names (None: all) that are divided into clusters.
 
     Raises:
         ConfigError: an unknown name, or none has clusters.
@@ -142,7 +143,7 @@ def requested_sizes(
 
 
 def analyse_sizes(run: Run, job: JobContext) -> None:
-    """Scores over the number of context documents (CDE, Figure 16).
+    """Score a model over the number of context documents (CDE, Figure 16).
 
     Raises:
         ArtifactError: a model that takes no context, or no model.
@@ -186,7 +187,7 @@ def default_sizes(most: int) -> list[int]:
 
 
 def analyse_topics(run: Run, job: JobContext) -> None:
-    """Scores of each topic's texts in the context of each topic (CDE, Figure 7).
+    """Score each topic's texts in the context of each topic (CDE, Figure 7).
 
     Raises:
         ArtifactError: a model that takes no context, or no model.

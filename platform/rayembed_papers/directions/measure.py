@@ -81,7 +81,7 @@ class MeasuredRun:
         return cls(scores, str(kept["machine"]), bool(kept["bfloat16"]), torch_version)
 
     def like(self, other: "MeasuredRun") -> bool:
-        """Whether both were measured on the same kind of machine and torch version, as rounding
+        """Whether both results come from the same kind of machine and torch version, as rounding
         alone can change a score as much as a seed does. Threads are those of the run's settings,
         and the machine's cores.
         """

@@ -28,7 +28,7 @@ class ClaimResult:
     @property
     def verdict(self) -> str:
         """Return `holds` or `reversed` if all seeds are measured and the interval is on one side of
-        the claim's limit; otherwise why not.
+        the claim's limit; otherwise the reason why it is undecided.
         """
         if self.apart is None:
             return "not measured"
@@ -40,7 +40,7 @@ class ClaimResult:
 def finding(
     direction: Direction, scores: Mapping[int, tuple[float, float]], seeds: int
 ) -> ClaimResult:
-    """Compare both runs' scores by seed; `seeds` is the number of requested ones."""
+    """Compare both runs' scores by seed; `seeds` is the requested number of seeds."""
     if not scores:
         return ClaimResult(direction, None, None, None, seeds)
     better, worse = zip(*scores.values(), strict=True)

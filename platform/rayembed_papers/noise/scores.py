@@ -109,7 +109,7 @@ class Noise:
 
     @classmethod
     def of(cls, run: Run, num_words: int) -> "Noise":
-        """Collect the noise for a run's tasks.
+        """Collect the noise texts for a run's tasks.
 
         Raises:
             ConfigError: the run does not score the sample.

@@ -1,4 +1,4 @@
-"""Base class of the pruning methods: prune a model in a folder and check where zeros are.
+"""Base class of the pruning methods: prune a model in a folder and count the written zeros.
 
 A matrix is (F, H), F outputs and H inputs; groups of N:M are M neighbours along the inputs.
 """

@@ -1,1 +1,1 @@
-"""Scores printed in papers, as data files: one file for each paper, one line for each score."""
+"""Scores printed in papers, as data files: one file for each paper, one row for each score."""

@@ -67,8 +67,8 @@ def published(model: str, benchmark: str, lines: Sequence[Line]) -> Column:
 
 
 def _key(line: Line) -> tuple[str, str]:
-    """Return the task and language under which papers report the score of a row of the result
-    table.
+    """Return the task and language under which papers report the score of a row of the
+    score table.
     """
     return line.task, line.language
 
@@ -95,7 +95,9 @@ def _sources(used: Iterable[Figure]) -> str:
 
 
 def lines_of_air_bench() -> dict[str, tuple[Line, ...]]:
-    """AIR-Bench, which papers report and mteb does not have → a line for each of its tasks."""
+    """AIR-Bench's name → its table rows, one for each task that papers report; mteb lacks this
+    benchmark.
+    """
     lines = {
         figure.name: Line(figure.name, figure.name.partition("_")[0], figure.metric, figure.name)
         for figure in figures(AIR_BENCH)

@@ -128,7 +128,9 @@ class RepairConfig(DataStep):
         return f"false negatives found by `{judge}` and repaired ({self.action})"
 
     def check_fits(self, dataset: Any) -> None:
-        """Check that rows have hard negatives; raises the error that the base class documents."""
+        """Check that rows have hard negatives; raises the same error as the base class
+        documents.
+        """
         if not dataset.has_negatives:
             raise ValueError(
                 f"data set {dataset.name!r}: repair looks for false negatives among the hard "

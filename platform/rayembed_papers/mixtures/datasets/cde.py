@@ -103,8 +103,8 @@ def _supervised(split: str, use: Use) -> DatasetEntry:
 
 
 def _task(split: str, use: Use) -> TaskKind:
-    """Decide the kind of task by what the rows contain, because by prefix duplicates and NLI would
-    count as classification.
+    """Decide the kind of task by the rows' content, because the prefixes would count duplicates and
+    NLI as classification.
     """
     if split.endswith("_classification"):
         return "classification"
