@@ -95,7 +95,7 @@ def test_openai_client_gets_the_vectors_of_the_folder(served, folder, tracking_u
         one = ask(model="tiny", input=TEXTS[0])
         np.testing.assert_allclose(vectors(one), vectors(documents)[:1], atol=1e-5)
         assert [m.id for m in client.models.list()] == ["tiny"]
-        with pytest.raises(openai.BadRequestError, match=r"this model has \[32\]"):
+        with pytest.raises(openai.BadRequestError, match=r"allowed for this model: \[32\]"):
             ask(model="tiny", input="x", dimensions=5)
         with pytest.raises(openai.NotFoundError, match="no model 'other'"):
             ask(model="other", input="x")

@@ -228,8 +228,10 @@ def test_data_that_cannot_give_a_score_are_refused(tmp_path):
     train = lines(tmp_path / "train.jsonl", class_rows(0, 3)[:6])
     refused("classification", "1 classes without a training", class_rows(3, 6), train=train)
     refused("clustering", "have one class, 'animals'", class_rows(0, 3)[:3])
-    refused("sts", "all rows .* have the score 1.0", pair_rows("score", [1] * 12))
-    refused("pair_classification", "all rows .* have the label 0", pair_rows("label", [0] * 12))
+    refused("sts", "all rows .* have the same score, 1.0", pair_rows("score", [1] * 12))
+    refused(
+        "pair_classification", "all rows .* have the same label, 0", pair_rows("label", [0] * 12)
+    )
     refused("sts", "there are no rows", [])
 
 

@@ -92,7 +92,7 @@ def test_scores_by_size_are_those_of_so_many_documents(run, folder, tmp_path, mo
     with caplog.at_level(logging.INFO, logger="rayembed_papers"):
         found = scores_by_size(folder, run, **options)
     assert "no corpus is set" not in caplog.text, "none is what was asked for"
-    assert "2 context documents, draw 2 (4 of 5)" in caplog.text
+    assert "measuring 2 context documents, random draw 2 (4 of 5)" in caplog.text
     assert [len(found[size][SENTENCES]) for size in (0, 2, J)] == [1, 2, 2]
     assert list(found[J]) == list(RETRIEVAL_TASKS)
     own = evaluate_reference(folder, run, name="y", results_folder=tmp_path / "own")

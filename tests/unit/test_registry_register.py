@@ -202,7 +202,7 @@ def test_small_vectors_are_those_of_the_server(loaded):
         ({"input": ["red", " "]}, "input[1] is an empty text"),
         ({"input": [1, 2]}, "token ids are not accepted"),
         ({"input": "fox", "role": "passage"}, "role = 'passage'; allowed: query, document"),
-        ({"input": "fox", "dimensions": 5}, "dimensions = 5; this model has [8, 4]"),
+        ({"input": "fox", "dimensions": 5}, "dimensions = 5; allowed for this model: [8, 4]"),
         ({"input": "fox", "encoding_format": "int4"}, "encoding_format = 'int4'; allowed: float,"),
     ],
 )

@@ -117,11 +117,11 @@ def test_embed_gives_the_vectors_alone(client, model):
     [
         ("/embed", {}, "'inputs' must be a text or a list", "inputs"),
         ("/embed", {"inputs": ["a", 1]}, "inputs[1] = 1 must be a text", "inputs"),
-        ("/embed", {"inputs": "a", "normalize": False}, "have length 1", "normalize"),
+        ("/embed", {"inputs": "a", "normalize": False}, "vectors of length 1 only", "normalize"),
         ("/embed", {"inputs": "a", "prompt_name": "sts"}, "allowed: query", "prompt_name"),
         ("/embed", {"inputs": "a", "prompt_name": ["a"]}, "allowed: query", "prompt_name"),
         ("/embed", {"inputs": "a", "truncation_direction": "Left"}, "right end", None),
-        ("/embed", {"inputs": "a", "dimensions": 5}, "this model has [32]", "dimensions"),
+        ("/embed", {"inputs": "a", "dimensions": 5}, "allowed for this model: [32]", "dimensions"),
         (
             "/embed",
             {"inputs": "a", "model": "tiny:query", "prompt_name": "document"},
