@@ -140,7 +140,7 @@ def test_rows_are_stored_as_models_of_their_own(run, tmp_path):
     assert not hybrid.meta.revision.startswith(scored.meta.revision), "it would pass for the model"
     assert hybrid.meta.revision.endswith(scored.meta.revision)
     assert (hybrid.local / "WikiSentenceRetrieval.json").is_file()
-    assert scored.further["bm25"].meta.name == "rayembed/bm25"
+    assert scored.further["bm25"].meta.name == "rayembed/BM25"
     other = replace(spec_of(noisy(), run, "2"), meta=model_meta("other", "2"))
     metas = {
         Baselines().meta("hybrid", spec.meta).revision for spec in (other, spec_of(noisy(), run))

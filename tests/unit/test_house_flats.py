@@ -125,8 +125,8 @@ def test_without_the_sample_errors_name_what_brings_it(tmp_path):
     assert done.returncode == 0, done.stderr[-4000:]
     files, read, benchmark = done.stdout.splitlines()
     assert files == read
-    assert "is made by rayembed_extras.wikipedia_sample, which is not installed" in files
-    assert "'wikipedia', which rayembed_extras.wikipedia_sample brings" in benchmark
+    assert "needs rayembed_extras.wikipedia_sample, which is not installed" in files
+    assert "'wikipedia', which is part of rayembed_extras.wikipedia_sample" in benchmark
 
 
 def entry_points_of(flat):

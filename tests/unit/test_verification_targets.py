@@ -1,7 +1,9 @@
 """Folders and objects of this process against a model's proof."""
 
 import json
+import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -185,3 +187,12 @@ def test_a_gguf_file_by_llama_cpp(folder, changed, tmp_path, monkeypatch):
     verdict = verify(file, folder, repeat=1)
     assert verdict.mistakes == ("cls_pooling",)
     assert "llama.cpp: start it with --pooling mean" in verdict.advice[1]
+
+
+def test_the_python_of_the_page_runs(folder, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "verification.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    place = tmp_path / "outputs" / "runs" / "support" / "models" / "finetune"
+    shutil.copytree(folder, place)
+    monkeypatch.chdir(tmp_path)
+    exec(block, {"embeddings": SentenceTransformer(str(folder), device="cpu")})

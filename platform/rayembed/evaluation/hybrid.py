@@ -57,7 +57,7 @@ class Baselines:
         for the model's.
         """
         if row == BM25_ROW:
-            return bm25_meta(BM25_ROW, bm25_revision())
+            return bm25_meta("BM25", bm25_revision())  # as a run names its baseline
         parts = [f"rrf{_RANK_CONSTANT}-{bm25_revision()}"] if row != RERANKED else []
         if self.reranker is not None and row != HYBRID:
             parts.append(f"reranked{self.reranker.top_k}-{self.reranker_weights}")
