@@ -105,7 +105,7 @@ def test_an_evaluation_that_is_killed_is_one_run_with_all_scores(model, own_set,
 
     names = ("First", "Second", "Third")
     words = [f"--set=placement.storage_path={tmp_path / 'out'}", "--set=model.dtype=float32"]
-    words += [f"--own-set={name}={own_set}" for name in names]
+    words += ["--baselines=none", *(f"--own-set={name}={own_set}" for name in names)]
 
     def run_until(moment):
         killed = str(ROOT / "tests" / "support" / "killed_evaluation.py")

@@ -75,7 +75,9 @@ def test_a_file_and_a_folder_of_a_wheel(index, cache):
     assert resolve_model(reference.replace("text.txt", "model"), cache=cache).name == "model"
     with pytest.raises(AssetError, match=r"neither config\.json nor modules\.json.*text\.txt"):
         resolve_model(folder, cache=cache)
-    with pytest.raises(AssetError, match=rf"holds no .*other.*it holds .*{NAME}/data/text\.txt"):
+    with pytest.raises(
+        AssetError, match=rf"has no file or folder .*other.*it has .*{NAME}/data/text\.txt"
+    ):
         resolve(reference.replace("text.txt", "other.txt"), cache=cache)
 
 

@@ -16,7 +16,6 @@ from rayembed.models.experts import expert_layers
 from rayembed.models.loading.build import build_model
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import encode
-from rayembed.pipeline.register import registration
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry import registered_model
 from rayembed_extras.compression import calibration
@@ -346,8 +345,8 @@ def test_a_registered_run_is_looked_for_in_the_jobs_storage(kept, looked_in, mon
     version = SimpleNamespace(run_id="run")
     monkeypatch.setattr(registered_model, "connect", lambda _: None)
     monkeypatch.setattr(registered_model, "get_version", lambda *_: version)
-    monkeypatch.setattr(registration, "training_run", lambda *_: stored)
+    monkeypatch.setattr(registered_model, "training_run", lambda *_: stored)
     found = _registered_run("models:/x/1", "sqlite:///x", "/of/the/job")
     assert found.placement.storage_path == looked_in
-    monkeypatch.setattr(registration, "training_run", lambda *_: None)
+    monkeypatch.setattr(registered_model, "training_run", lambda *_: None)
     assert _registered_run("models:/x/1", "sqlite:///x", "/of/the/job") is None

@@ -211,7 +211,7 @@ def test_without_faiss_an_approximate_search_is_refused_before_vectors_are_made(
 ) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
     rows = by_hand.made_up_rows(9, 0)
-    with pytest.raises(ConfigError, match=r"mining\.search.*rayembed\[cpu\]"):
+    with pytest.raises(ConfigError, match=r"mining\.search.*'\.\[cpu\]'"):
         mine(tmp_path, rows, configured(search="hnsw"))
     assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, match="search at exact"):

@@ -199,7 +199,7 @@ def test_fewer_gpus_than_workers_are_warned_of(placement, expected, cluster, log
     runtime = cluster(*[{"CPU": 8.0}] * 8, {"CPU": 8.0, "GPU": 2.0})
     run = SimpleNamespace(placement=placement, model_copy=lambda update: SimpleNamespace(**update))
     assert with_device(run, runtime).placement.use_gpu is expected
-    few = "9 live nodes have 2 GPUs, but 8 workers need one each"
+    few = "too few GPUs (the cluster's 9 live nodes have 2 GPUs), since 8 workers need one each"
     assert (few in log.text) is not expected
     assert [record.levelname for record in log.records] == ["INFO" if expected else "WARNING"]
 

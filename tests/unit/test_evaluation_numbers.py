@@ -127,7 +127,6 @@ def asked(tmp_path, monkeypatch):
     values = {
         "model": {"reference": str(folder)},
         "own_sets": [{"name": "own", "path": str(own)}],
-        "baselines": "none",
         "placement": {"storage_path": str(tmp_path / "storage")},
     }
     return parse(EvaluationRun, values), texts
@@ -171,8 +170,8 @@ def test_a_raised_number_takes_scores_or_embeddings_again_and_keeps_the_former(
     after = contents(results)
     assert {path: after[path] for path in before} == before
     kept = [path.split("/")[0] for path in after if path.endswith("versions.yaml")]
-    rows = {row: sum(name.endswith(row) for name in kept) for row in ("bm25", "hybrid")}
-    assert rows == {"bm25": 1, "hybrid": 3}, "BM25 depends on neither model nor vectors"
+    rows = {row: sum(name.endswith(row) for name in kept) for row in ("BM25", "hybrid")}
+    assert rows == {"BM25": 1, "hybrid": 3}, "BM25 depends on neither model nor vectors"
     assert len(kept) == 1 + 3 + 3
 
 

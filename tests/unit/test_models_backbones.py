@@ -67,7 +67,7 @@ def test_right_padding_changes_nothing(tmp_path, family, mask):
 
 def test_mask_that_a_family_does_not_have_is_refused(tmp_path):
     folder = save_encoder(tmp_path)
-    with pytest.raises(ConfigError, match="family 'bert' attends bidirectional"):
+    with pytest.raises(ConfigError, match="family 'bert' always has bidirectional"):
         load_backbone(folder, settings(), mask="causal")
     assert sees_later_tokens(load_backbone(folder, settings(), mask="own"))
 

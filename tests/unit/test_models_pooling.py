@@ -120,7 +120,7 @@ def test_latent_attention_has_the_published_names():
     [
         (SelfAttentionPooling(num_heads=7), r"num_heads is 7.*hidden size 32; allowed: \[1, 2, 4"),
         (LatentAttentionPooling(num_heads=7, form="paper"), "num_heads is 7"),
-        (LatentAttentionPooling(num_heads=4, head_dim=32, form="paper"), "set it to null"),
+        (LatentAttentionPooling(num_heads=4, head_dim=32, form="paper"), "set head_dim to null"),
     ],
 )
 def test_heads_that_do_not_fit_are_refused(config, message):

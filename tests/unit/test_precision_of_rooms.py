@@ -420,7 +420,7 @@ def test_a_cluster_without_a_free_node_is_not_waited_for_without_end(machine, mo
     loader = data_on_ray.ray_pipeline_context(RUN).teacher_loader
     assert loader.settled(Teacher(teacher="a")).dtype == "float32"
     assert cluster.cancelled == ["cpu"]
-    assert "no node had {'CPU': 1} free for 60 s" in caplog.text
+    assert "no node had the resources {'CPU': 1} free within 60 s" in caplog.text
 
 
 def test_a_corpus_is_embedded_in_what_is_fast(machine, monkeypatch, tmp_path):

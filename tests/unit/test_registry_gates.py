@@ -275,7 +275,7 @@ def test_scores_that_do_not_name_the_weights_are_taken_on_the_users_word_alone(
     tmp_path, caplog, name, revision
 ):
     folder = results_folder(tmp_path / name, revision)
-    with pytest.raises(ArtifactError, match=rf"of the weights {MINE} .* --trust-results") as told:
+    with pytest.raises(ArtifactError, match=rf"weights \({MINE}\).* --trust-results") as told:
         find_results(folder, MINE)
     assert repr(name) in str(told.value)
     assert find_results(folder, MINE, trusted=True) == folder

@@ -56,7 +56,7 @@ def test_a_length_replaces_that_of_the_recipe_and_two_of_one_command_are_refused
     for given in (both, both[::-1], ["stages.0.epochs=null", *both]):
         with pytest.raises(ConfigError) as error:
             override(run, given)
-        assert "stages.finetune.steps=300 and stages.0.epochs=2 are given" in str(error.value)
+        assert "stages.finetune.steps=300 and stages.0.epochs=2 are both given" in str(error.value)
         assert "leave one of them out" in str(error.value)
     last = override(run, [*both[1:], "stages.finetune.epochs=null", both[0]])
     assert last.stages[0].length == "300 steps"

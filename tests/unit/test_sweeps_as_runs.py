@@ -149,5 +149,5 @@ def test_a_held_out_part_of_another_size_is_other_data(tmp_path):
 def test_a_sweep_without_its_extra_is_refused_before_work(monkeypatch):
     found = errors.find_spec
     monkeypatch.setattr(errors, "find_spec", lambda name: None if name == "optuna" else found(name))
-    with pytest.raises(ConfigError, match=r"a sweep needs optuna.*rayembed\[sweeps\]"):
+    with pytest.raises(ConfigError, match=r"a sweep needs optuna.*'\.\[sweeps\]'"):
         check_sweep(None)

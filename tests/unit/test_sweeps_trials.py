@@ -157,7 +157,7 @@ def test_optuna_is_tried_out_at_the_corners_of_its_space(tmp_path):
     assert known_trials(sweep) == []
     with pytest.raises(ConfigError, match=r"warmup_steps=6\n.*must be below its 4 steps"):
         check_sweep(sweep)
-    with pytest.raises(ConfigError, match="needs all values"):
+    with pytest.raises(ConfigError, match="fixes all of them"):
         make_sweep(tmp_path, {RATE: "grid(1, 2)"}, search={"kind": "optuna"})
 
 

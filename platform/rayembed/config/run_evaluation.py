@@ -206,7 +206,8 @@ class EvaluationConfig(Scores):
     baselines: tuple[ModelReference, ...] = ()
     """Asset references of embedding models to compare with, or `bm25`, which also brings rows of
     hybrid search (BM25 and the run's models, fused by reciprocal ranks)."""
-    reranker: Reranker | None = None
+    # Left out while it is None, so that runs without one keep their names.
+    reranker: Reranker | None = Field(default=None, exclude_if=lambda it: it is None)
     """Cross-encoder for two further rows beside each hybrid one: the best documents of the model,
     and those of the hybrid search, put in order by it; None: no such rows. Needs `bm25` among the
     baselines."""
