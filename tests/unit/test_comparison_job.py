@@ -173,14 +173,14 @@ def test_rows_of_an_evaluation_are_models_with_intervals_and_costs(tmp_path, cap
     evaluate(own_evaluation(tmp_path))
     base = ("--results", tmp_path / "storage" / "evaluation", "--output", tmp_path / "to")
     text = (tmp_path / "to" / "scores.md").read_text() if run(capsys, *base)[0] == 0 else ""
-    assert "| bm25 | **100.00** (+" in text, "rows beside a model are no baseline by default"
+    assert "| BM25 | **100.00** (+" in text, "rows beside a model are no baseline by default"
     assert "-hybrid | " in text
     assert "(95 %: " in text
     run(capsys, *base, "--price-per-hour", "2000")
     dearer = (tmp_path / "to" / "scores.md").read_text()
     prices = []
     for shown in (text, dearer):
-        (row,) = [line for line in shown.splitlines() if line.startswith("| bm25 |")][:1]
+        (row,) = [line for line in shown.splitlines() if line.startswith("| BM25 |")][:1]
         prices.append(float(row.strip("| ").split(" | ")[-1].replace(",", "")))
     assert prices[1] == pytest.approx(1000 * prices[0], rel=0.6), "to two decimals"
 
