@@ -1,8 +1,11 @@
 """Test texts in the batch plan are counted, and scores without them are right."""
 
+import csv
 import json
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 from beir_set import write_beir
 from planted_texts import CHANCE, WORDS, Words, like, plan_of, planted, text
@@ -13,6 +16,7 @@ from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.here import run_here
 from rayembed.evaluation.score import Store, score
 from rayembed.pipeline.evaluate.findings import ComparedModels, ScoredModels
+from rayembed_extras.clean_scores import search
 from rayembed_extras.clean_scores.finding import clean_scores, compared_clean_scores
 
 NUMBER, PLANTED = 200, 40
@@ -144,3 +148,65 @@ def test_a_comparison_shows_clean_scores_beside_each_other(finding, scored, tmp_
     assert made.lines == ("No clean scores are known of old.",)
     nothing = ComparedModels({"old": (str(tmp_path),)}, None, str(tmp_path))
     assert compared_clean_scores(nothing) is None
+
+
+def changed_by_a_word():
+    long = [QUERIES[n].split() for n in SEEN if len(QUERIES[n].split()) > 15]
+    return [" ".join([*words[:7], "other", *words[8:]]) for words in long]
+
+
+def test_a_query_that_was_a_document_before_is_searched_in_all_ways(tmp_path):
+    """The tasks that are scored along must not change what is clean."""
+    inside = [QUERIES[n] for n in SEEN if len(QUERIES[n].split()) < 12]
+    plan = plan_of(tmp_path, [*changed_by_a_word(), *(f"{text(30)} {one}" for one in inside)])
+    alone, after = search.TestTexts(), search.TestTexts()
+    numbers = alone.add(QUERIES)
+    shuffled = [*DOCUMENTS[:50], *reversed(QUERIES), *DOCUMENTS[50:]]
+    after.add(shuffled, documents=True)
+    numbers_after = after.add(QUERIES)
+    assert after.count == len(set(shuffled)), "no text is counted twice"
+    expected = alone.search([plan], str(tmp_path / "alone"))[numbers]
+    np.testing.assert_array_equal(
+        after.search([plan], str(tmp_path / "after"))[numbers_after], expected
+    )
+    assert {2, 3} <= set(expected.tolist()), "contained and similar ones are among them"
+
+
+def test_a_file_whose_search_failed_is_searched_again(tmp_path, monkeypatch):
+    plan = plan_of(tmp_path, changed_by_a_word())
+    texts = search.TestTexts()
+    numbers = texts.add(QUERIES)
+    similar, calls = search.EvaluationIndex.similar_pairs, []
+
+    def fails_once(*args):
+        calls.append(args)
+        if len(calls) == 1:
+            raise OSError("away for a moment")
+        return similar(*args)
+
+    monkeypatch.setattr(search.EvaluationIndex, "similar_pairs", fails_once)
+
+    def again(task, items, needs="cpu"):
+        for item in items:
+            try:
+                yield task(item)
+            except OSError:
+                yield task(item)
+
+    found = texts.search([plan], str(tmp_path / "index"), again)
+    assert len(calls) > 1
+    assert (found[numbers] == 3).sum() == len(changed_by_a_word())
+
+
+def test_another_evaluation_keeps_the_rows_of_other_tasks(scored, tmp_path):
+    plan = plan_of(tmp_path, planted([QUERIES[n] for n in SEEN]))
+    place = tmp_path / "results"
+    place.mkdir()
+    for number, name in enumerate(("search", "classes", "search")):
+        tasks = [task for task in scored.tasks if task.name == name]
+        one = replace(scored, tasks=tasks, local=place, results=str(place))
+        found_in(one, plan, tmp_path / str(number))
+    with (place / "clean_scores.csv").open() as lines:
+        assert [row["task"] for row in csv.DictReader(lines)] == ["classes", "search"]
+    with (place / "seen_texts.csv").open() as lines:
+        assert {row["task"] for row in csv.DictReader(lines)} == {"classes", "search"}

@@ -258,6 +258,10 @@ def test_rows_are_for_own_sets_unless_asked_for_all_or_none(tmp_path, monkeypatc
     for settings in ({"baselines": "none"}, {"model": {"reference": "bm25"}}):
         with pytest.raises(ConfigError, match="reranker orders what the model"):
             own_evaluation(tmp_path, reranker={"model": "hf://org/reranker"}, **settings)
+    with pytest.raises(ConfigError, match=r"baselines=own_sets, and there is no own set"):
+        own_evaluation(
+            tmp_path, reranker={"model": "hf://org/reranker"}, own_sets=[], tasks=["NFCorpus"]
+        )
     with pytest.raises(ConfigError, match="baselines lacks bm25"):
         override(
             get_recipe("biencoder"),

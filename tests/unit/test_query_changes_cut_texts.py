@@ -1,6 +1,7 @@
 """Texts that the length limit cuts: counted as an independent tokenizer counts them."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -196,3 +197,14 @@ def test_the_file_of_cut_texts_can_be_read_back():
     content = {"t": {"test/default": {"queries": {"q": 30}, "query_limit": 20}}}
     (cut,) = read_cuts(json.dumps(content))["t"].values()
     assert (cut.queries, cut.documents, cut.query_limit) == ({"q": 30}, {}, 20)
+
+
+def test_cut_texts_of_tasks_that_were_counted_before_stay(subject):
+    now = cut_texts(subject).files[FILE]
+    subject.write(FILE, b'{"earlier": {"test/default": {}}, "planted": {"old/old": {}}}')
+    try:
+        again = json.loads(cut_texts(subject).files[FILE])
+    finally:
+        (Path(subject.judged.local) / FILE).unlink()
+    assert again.pop("earlier") == {"test/default": {}}
+    assert again == json.loads(now), "its own task is counted anew"

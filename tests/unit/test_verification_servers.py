@@ -66,7 +66,7 @@ def test_a_planted_mistake_is_named(kind, mistake, name, words, int8, models):
     by_server = mistake in ("no prompt", "wrong role")  # else the client sends the prompt
     how = {"schema": "tei", "prompts": "server"} if by_server else {}
     with mistaken_server(embedders[int8], mistake) as url:
-        verdict = verify(url, proof, repeat=1, **how)
+        verdict = verify(url, proof, repeat=1, within="int8" if int8 else "bfloat16", **how)
     assert not verdict.same
     assert verdict.mistakes == (name,), verdict.line
     assert words in verdict.line
@@ -78,7 +78,7 @@ def test_a_planted_mistake_is_named(kind, mistake, name, words, int8, models):
 def test_the_right_model_is_the_same_within_its_number_type(kind, int8, models):
     _, proof, embedders = models(kind)
     with mistaken_server(embedders[int8]) as url:
-        verdict = verify(url, proof)
+        verdict = verify(url, proof, within="int8" if int8 else "bfloat16")
     assert verdict.same, verdict.line
     assert verdict.number_type in (("float32",) if not int8 else ("float32", "bfloat16", "int8"))
     if verdict.number_type == "float32":
@@ -94,6 +94,29 @@ def test_int8_is_refused_where_float32_is_asked_for(models):
     verdict = verify(embedders[True], proof, within="float32", repeat=1)
     assert not verdict.same
     assert "by none of the known mistakes" in verdict.line
+
+
+def test_slightly_other_weights_pass_only_where_int8_is_stated(models):
+    """Another checkpoint of a model is as near to it as rounding to int8."""
+    _, proof, embedders = models("last")
+    drawn = np.random.default_rng(0)
+    cosine = (proof.tolerance["int8"] + proof.tolerance["bfloat16"]) / 2
+    moved = {}
+
+    def noisy(texts):
+        right = embedders[False](texts)
+        for text, row in zip(texts, right, strict=True):
+            noise = drawn.normal(size=row.shape)
+            noise -= noise @ row * row
+            moved.setdefault(
+                text, cosine * row + np.sqrt(1 - cosine**2) * noise / np.linalg.norm(noise)
+            )
+        return np.stack([moved[text] for text in texts])
+
+    assert verify(noisy, proof, repeat=1, within="int8").same
+    verdict = verify(noisy, proof, repeat=1)
+    assert not verdict.same
+    assert "int8 rounds as far: --within int8 if the server does" in verdict.line
 
 
 def test_texts_that_nearly_all_differ_are_not_cut(models):

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -196,3 +197,41 @@ def test_the_python_of_the_page_runs(folder, tmp_path, monkeypatch):
     shutil.copytree(folder, place)
     monkeypatch.chdir(tmp_path)
     exec(block, {"embeddings": SentenceTransformer(str(folder), device="cpu")})
+
+
+@pytest.mark.parametrize(
+    ("target", "named", "sent"),
+    [
+        ("http://127.0.0.1:9", None, "own"),
+        ("http://localhost:9/v1", None, "own"),
+        ("https://embeddings.example", None, None),
+        ("https://127.0.0.1.example", None, None),
+        ("https://embeddings.example", "THEIRS", "theirs"),
+        ("models:/m@champion", None, None),
+    ],
+)
+def test_the_token_of_ones_own_server_stays_on_this_machine(target, named, sent, monkeypatch):
+    monkeypatch.setenv("RAYEMBED_API_KEY", "own")
+    monkeypatch.setenv("THEIRS", "theirs")
+    given = []
+
+    def verify_target(*_, **options):
+        given.append(options.get("key"))
+        raise ArtifactError("enough")
+
+    monkeypatch.setattr("rayembed_extras.verification.targets.verify_target", verify_target)
+    words = [] if named is None else ["--api-key-env", named]
+    assert run_verify_job([target, "--proof", "m", *words]) == 1
+    assert given == [sent]
+
+
+def test_a_limit_that_no_text_reaches_is_said(folder):
+    proof = read_proof(folder)
+    assert not any("is not noticed" in note for note in verify(folder, proof, repeat=1).notes)
+    kept = [i for i, text in enumerate(proof.texts) if "limit" not in text.about]
+    short = replace(
+        proof, texts=tuple(proof.texts[i] for i in kept), vectors=proof.vectors[kept], mistakes=()
+    )
+    verdict = verify(folder, short, repeat=1)
+    assert verdict.same
+    assert "a server that cuts longer texts than these is not noticed" in verdict.notes[-1]

@@ -178,6 +178,11 @@ class EvaluationRun(Scores, Document):
                 "reranker orders what the model and its hybrid search find: leave baselines at "
                 f"own_sets or all, with a model that is not {BM25}; or leave reranker out"
             )
+        if self.reranker is not None and self.baselines == "own_sets" and not self.own_sets:
+            raise ValueError(
+                "reranker is for the tasks of baselines=own_sets, and there is no own set: set "
+                "baselines=all, name own_sets, or leave reranker out"
+            )
         return self
 
     @model_validator(mode="after")

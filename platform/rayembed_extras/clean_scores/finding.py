@@ -10,7 +10,6 @@ from uuid import uuid4
 
 from rayembed.assets.storage import exists, join, read_bytes, remove_folder
 from rayembed.display.tables import MISSING, Cell, Table
-from rayembed.errors import AssetError
 from rayembed.evaluation.plan import Scoring
 from rayembed.pipeline.evaluate.findings import ComparedModels, Finding, ScoredModels
 from rayembed.pipeline.run.folders import PLANS_FILE
@@ -31,6 +30,7 @@ _COLUMNS = (
     *("positives", "seen_positives", "documents", "seen_documents"),
     *("score", "clean", "low", "high", "note", "declared"),
 )
+_TEXT_COLUMNS = ("task", "split", "subset", "kind", "name", "seen", "text")
 
 
 def clean_scores(scored: ScoredModels) -> Finding | None:
@@ -52,7 +52,7 @@ def clean_scores(scored: ScoredModels) -> Finding | None:
     finally:
         remove_folder(folder)
     overlaps = task_overlaps(parts, found)
-    return _finding(overlaps, parts, declared, failed)
+    return _finding(scored, overlaps, parts, declared, failed)
 
 
 def plans_beside(reference: str) -> list[str]:
@@ -76,13 +76,16 @@ def _parts(scored: ScoredModels, texts: TestTexts, failed: dict[str, str]) -> It
         for piece in scoring.pieces:
             if piece not in scoring.results:
                 continue
+            parts = []
             try:
                 for part in task_texts(piece.load()):
                     entry = _entry(scoring, piece, part.split, part.subset)
                     if entry is not None:
-                        yield ScoredPart.of(piece.load().metadata, part, entry, texts)
-            except AssetError as error:
-                failed[piece.name] = str(error)
+                        parts.append(ScoredPart.of(piece.load().metadata, part, entry, texts))
+            except Exception as error:  # noqa: BLE001 # one odd task of mteb's loses no other's
+                failed[piece.name] = str(error) or type(error).__name__
+            else:
+                yield from parts
 
 
 def _entry(scoring: Scoring, piece: object, split: str, subset: str) -> Mapping[str, object] | None:
@@ -97,6 +100,7 @@ def _of_declared(declared: Mapping[str, str], tasks: int) -> Finding:
 
 
 def _finding(
+    scored: ScoredModels,
     overlaps: Sequence[TaskOverlap],
     parts: Sequence[ScoredPart],
     declared: Mapping[str, str],
@@ -137,10 +141,10 @@ def _finding(
             "seen_share": {one.task: one.seen / one.items for one in overlaps if one.items},
         },
         files={
-            SCORES_FILE: _csv(_COLUMNS, [_csv_row(one, declared) for one in overlaps]),
-            TEXTS_FILE: _csv(
-                ("task", "split", "subset", "kind", "name", "seen", "text"), _seen_texts(parts)
+            SCORES_FILE: _with_earlier(
+                scored, SCORES_FILE, _COLUMNS, [_csv_row(one, declared) for one in overlaps]
             ),
+            TEXTS_FILE: _with_earlier(scored, TEXTS_FILE, _TEXT_COLUMNS, _seen_texts(parts)),
         },
     )
 
@@ -187,6 +191,20 @@ def _seen_texts(parts: Sequence[ScoredPart]) -> list[list[object]]:
                 shown = " ".join(text.split())[:_SHOWN_CHARACTERS]
                 rows.append([part.task, part.split, part.subset, kind, name, way, shown])
     return rows
+
+
+def _with_earlier(
+    scored: ScoredModels, name: str, heads: Sequence[str], rows: list[list[object]]
+) -> str:
+    """CSV of the rows, behind those that an earlier evaluation wrote of other tasks."""
+    path = Path(scored.judged.local) / name
+    if path.is_file():
+        stored = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))
+        now = {scoring.name for scoring in scored.judged.tasks}
+        now |= {piece.name for scoring in scored.judged.tasks for piece in scoring.pieces}
+        kept = [[row.get(head, "") for head in heads] for row in stored if row["task"] not in now]
+        rows = [*kept, *rows]
+    return _csv(heads, rows)
 
 
 def _csv(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -49,6 +49,7 @@ tell a copy from a document that shares a sentence."""
 _LONGEST_COMPARED = 64
 """Words of a text up to which it is looked for by similarity; of longer ones a near copy shares
 most n-grams."""
+_NO_DOCUMENT, _DOCUMENT, _BOTH = range(3)
 _AT_ONCE = 1024
 _REMEMBERED = 2_000_000
 """Hashes of training texts that a process remembers, so that a text of many steps is read once."""
@@ -66,6 +67,10 @@ class TestTexts:
     _keys: list[np.ndarray] = field(default_factory=list)
     _grams: list[np.ndarray] = field(default_factory=list)
     _owners: list[np.ndarray] = field(default_factory=list)
+    _of_documents: list[bool] = field(default_factory=list)
+    """For each block of n-grams whether they are those of documents."""
+    _state: bytearray = field(default_factory=bytearray)
+    """For each text whether it is no document, a document, or both."""
     _compared: list[str] = field(default_factory=list)
     _compared_numbers: list[int] = field(default_factory=list)
 
@@ -76,18 +81,26 @@ class TestTexts:
             documents: whether the texts are documents, of which fewer n-grams are kept and which
                 are not looked for by similarity.
         """
-        numbers, new = np.empty(len(texts), np.int64), list[str]()
+        numbers, new, again = np.empty(len(texts), np.int64), list[str](), dict[int, str]()
         for index, text in enumerate(texts):
             numbers[index] = number = self._known.setdefault(text_hash(text), len(self._known))
             if number == self.count + len(new):
                 new.append(text)
+            elif not documents and number < self.count and self._state[number] == _DOCUMENT:
+                self._state[number] = _BOTH
+                again[number] = text
         for start in range(0, len(new), _AT_ONCE):
-            self._add(new[start : start + _AT_ONCE], documents=documents)
+            some = new[start : start + _AT_ONCE]
+            self._keys.append(text_keys(*hashed_visible_words(some)))
+            self._add(some, np.arange(self.count, self.count + len(some)), documents=documents)
+            self._state += bytes([_DOCUMENT if documents else _NO_DOCUMENT]) * len(some)
+            self.count += len(some)
+        if again:  # documents of another task: as an item a text is searched in all ways
+            self._add(list(again.values()), np.array(list(again)), documents=False)
         return numbers
 
-    def _add(self, texts: Sequence[str], *, documents: bool) -> None:
+    def _add(self, texts: Sequence[str], numbers: np.ndarray, *, documents: bool) -> None:
         hashes, counts = hashed_visible_words(texts)
-        self._keys.append(text_keys(hashes, counts))
         taken = np.minimum(counts, _SETTINGS.ngram)
         taken = np.where(counts >= _SETTINGS.shortest, taken, 0)
         grams, owners = grams_of_lengths(hashes, counts, taken)
@@ -96,12 +109,12 @@ class TestTexts:
             kept = grams % every.astype(np.uint64)[owners] == 0
             grams, owners = grams[kept], owners[kept]
         self._grams.append(grams)
-        self._owners.append((owners + self.count).astype(np.int32))
+        self._owners.append(numbers[owners].astype(np.int32))
+        self._of_documents.append(documents)
         if not documents:
             short = np.flatnonzero(counts <= _LONGEST_COMPARED).tolist()
             self._compared += [texts[index] for index in short]
-            self._compared_numbers += [self.count + index for index in short]
-        self.count += len(texts)
+            self._compared_numbers += numbers[short].tolist()
 
     def search(
         self, plans: Iterable[str], folder: str, execute: Execute | None = None
@@ -121,6 +134,7 @@ class TestTexts:
             ArtifactError: a file of a plan is missing or broken.
         """
         keys, key_of = np.unique(_joined(self._keys, np.uint64), return_inverse=True)
+        self._drop_samples()
         grams, gram_of = np.unique(_joined(self._grams, np.uint64), return_inverse=True)
         owners = _joined(self._owners, np.int32)
         self._keys, self._grams, self._owners = [], [], []
@@ -147,6 +161,15 @@ class TestTexts:
         found[(total > 0) & (there >= _SHARE * total)] = 2
         found[seen[EQUAL][key_of]] = 1
         return found
+
+    def _drop_samples(self) -> None:
+        """Drop the n-grams that were sampled of documents which are items, too."""
+        both = np.frombuffer(self._state, np.uint8) == _BOTH
+        for block, sampled in enumerate(self._of_documents):
+            if sampled:
+                kept = ~both[self._owners[block]]
+                self._grams[block] = self._grams[block][kept]
+                self._owners[block] = self._owners[block][kept]
 
 
 @dataclass(frozen=True)
@@ -183,6 +206,7 @@ class SearchFile:
             found[EQUAL].append(index.equal(text_keys(hashes, counts)))
             found[CONTAINED] += [at for _, at in index.grams.hits(hashes, counts)]
             found[SIMILAR].append(index.texts.similar_pairs(some, _SIMILARITY)[1])
+        index.remember(texts)
         numbers = {way: np.unique(_joined(places, np.int64)) for way, places in found.items()}
         rows = {"rows_in": len(table), "rows_out": len(table), "rejected": {}}
         return {**rows, **{way: places.tolist() for way, places in numbers.items()}}
@@ -205,8 +229,11 @@ class _Index:
         if len(self._read) > _REMEMBERED:
             self._read.clear()
         new = {hash_: text for text in texts if (hash_ := text_hash(text)) not in self._read}
-        self._read |= new.keys()
         return list(new.values())
+
+    def remember(self, texts: Iterable[str]) -> None:
+        """Note texts as searched, once their search has succeeded: a failed task is tried again."""
+        self._read.update(map(text_hash, texts))
 
     def equal(self, keys: np.ndarray) -> np.ndarray:
         """Return the positions in the index of the given hashes that it contains."""

@@ -5,6 +5,7 @@ their scores.
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -127,8 +128,16 @@ def cut_texts(subject: ScoredModels) -> Finding | None:
             "cut_queries": {row.name: row.queries.share for row in rows if row.queries.cut},
             "cut_documents": {row.name: row.documents.share for row in rows if row.documents.cut},
         },
-        files={FILE: json.dumps(kept, ensure_ascii=False)},
+        files={FILE: json.dumps(_with_earlier(subject, kept), ensure_ascii=False)},
     )
+
+
+def _with_earlier(subject: ScoredModels, now: Mapping[str, Any]) -> dict[str, Any]:
+    """Cut texts by task, with those that an earlier evaluation wrote of other tasks."""
+    path = Path(subject.judged.local) / FILE
+    earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    counted = {piece.name for scoring in subject.judged.tasks for piece in scoring.results}
+    return {**{task: of for task, of in earlier.items() if task not in counted}, **now}
 
 
 def count_cuts(

@@ -17,7 +17,7 @@ def verify(
     *,
     prompts: str | None = None,
     repeat: int = 2,
-    within: "NumberType" = "int8",
+    within: "NumberType" = "bfloat16",
     **server: Any,
 ) -> "Diagnosis":
     """Compare the vectors of a target with a model's proof (its stored reference vectors).
@@ -31,7 +31,8 @@ def verify(
         prompts: `client` sends prompts as literal text, `server` leaves them to the target; None:
             by the kind of target, which the verdict's notes say.
         repeat: times that each text is embedded, alone and in batches.
-        within: number type of the target, which sets the allowed cosines.
+        within: number type of the target, which sets the allowed cosines; `int8` is to be stated,
+            since slightly other weights turn vectors as far as its rounding.
         server: `schema`, `model`, `key` and `encoding` of an address, see `servers.open_server`.
 
     Raises:

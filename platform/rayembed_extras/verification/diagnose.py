@@ -14,7 +14,12 @@ import numpy as np
 from rayembed.proof.check import LENGTH_ERROR
 from rayembed.proof.proof import Mistake, NumberType, Proof
 from rayembed_extras.verification.advice import advice_for
-from rayembed_extras.verification.measure import MeasuredVectors, Target
+from rayembed_extras.verification.measure import (
+    MeasuredVectors,
+    Target,
+    notes_on,
+    refused_that_fit,
+)
 
 _NOT_TOLD_APART = 3
 """Tolerances of float32 between two vectors that are no more told apart."""
@@ -80,7 +85,7 @@ class _Explained:
 
 
 def diagnose(
-    proof: Proof, target: Target, measured: MeasuredVectors, *, within: NumberType = "int8"
+    proof: Proof, target: Target, measured: MeasuredVectors, *, within: NumberType = "bfloat16"
 ) -> Diagnosis:
     """Compare measured vectors with a model's proof (its stored reference vectors).
 
@@ -99,7 +104,7 @@ def diagnose(
         "dimensions": width,
         "software": target.software,
     }
-    notes = _notes(proof, target, measured)
+    notes = notes_on(proof, target, measured)
     if width != right.shape[1]:
         return _other_width(proof, target, measured, right, notes, figures)
     to_right = (alone * _unit(right)).sum(2), (batch * _unit(right)).sum(2)
@@ -123,6 +128,8 @@ def diagnose(
         if line is None and strictest is None and not problems:
             near = np.minimum(*(one.min(0) for one in to_right))
             line = _unknown(proof, measured, alone[0], near, proof.tolerance[allowed[-1]])
+            if worst >= min(proof.tolerance.values()):
+                line += "; int8 rounds as far: --within int8 if the server does"
         problems += [line] if line else []
     lengths = np.linalg.norm(measured.alone, axis=2)
     if proof.normalised and np.abs(lengths - 1).max() > LENGTH_ERROR:
@@ -130,7 +137,7 @@ def diagnose(
         what = by_name[0].what if by_name else "vectors that are not of length 1"
         made += by_name
         problems.append(f"{what}; lengths {lengths.min():.3g} to {lengths.max():.3g}")
-    refused = _refused_that_fit(proof, measured)
+    refused = refused_that_fit(proof, measured)
     if refused:
         about = proof.texts[refused[0]].about
         problems.append(
@@ -355,27 +362,6 @@ def _compared_with_own(
         return None
     own = _unit(mistake.vectors[places].astype(np.float64))
     return _distance(found[[rows[mistake.texts[i]] for i in places]], own), mistake
-
-
-def _notes(proof: Proof, target: Target, measured: MeasuredVectors) -> tuple[str, ...]:
-    notes = [f"prompts: {target.assumed}"]
-    if measured.left_out:
-        notes.append(
-            f"{len(measured.left_out)} texts with an instruction of their own are left out: the "
-            "target has no place for it (--prompts client sends it as text)"
-        )
-    fit = _refused_that_fit(proof, measured)
-    if long := [i for i in measured.refused if i not in fit]:
-        notes.append(
-            f"{len(long)} texts beyond the length limit are refused, where the model cuts them: "
-            f"{measured.refused[long[0]]}"
-        )
-    return tuple(notes)
-
-
-def _refused_that_fit(proof: Proof, measured: MeasuredVectors) -> list[int]:
-    """Return the refused texts that are within the model's maximum length."""
-    return [i for i in measured.refused if "limit + 1" not in proof.texts[i].about]
 
 
 def _named(mistakes: Sequence[Mistake]) -> str:

@@ -10,6 +10,19 @@ DIFFERS = 3
 """Exit code where the target gives other vectors than the model."""
 
 
+OWN_KEY = "RAYEMBED_API_KEY"
+"""Environment variable with the token of `rayembed serve`."""
+
+
+def _is_here(target: str) -> bool:
+    """Whether the target is a server on this machine."""
+    if not target.startswith(("http://", "https://")):
+        return False
+    from rayembed_extras.verification.servers import is_loopback
+
+    return is_loopback(target)
+
+
 def _verify(args: argparse.Namespace, context: JobContext) -> int:
     # torch, unless the target is an address.
     from rayembed_extras.verification.targets import verify_target
@@ -18,9 +31,10 @@ def _verify(args: argparse.Namespace, context: JobContext) -> int:
         "schema": args.schema,
         "model": args.model_name,
         "encoding": args.encoding,
-        "key": os.environ.get(args.api_key_env, "").strip() or None,
+        "key": os.environ.get(args.api_key_env or OWN_KEY, "").strip() or None,
     }
-    if not args.target.startswith(("http://", "https://")):
+    # Of servers elsewhere nobody knows that they may see the token of one's own.
+    if args.api_key_env is None and not _is_here(args.target):
         server.pop("key")
     verdict = verify_target(
         args.target,
@@ -70,13 +84,14 @@ run_verify_job = Job(
         option("--encoding {float,base64}", "encoding_format in OpenAI's schema"),
         option(
             "--api-key-env NAME",
-            "environment variable with the server's token",
-            default="RAYEMBED_API_KEY",
+            f"environment variable with the server's token; default: {OWN_KEY}, for servers on "
+            "this machine only",
         ),
         option(
             "--within {float32,bfloat16,int8}",
-            "number type of the server, which sets the allowed cosines",
-            default="int8",
+            "number type of the server, which sets the allowed cosines; int8 where it rounds "
+            "vectors or weights to it",
+            default="bfloat16",
         ),
         option(
             "--repeat N",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rayembed.errors import ArtifactError, RayembedError
-from rayembed.proof.proof import ProofText
+from rayembed.proof.proof import Proof, ProofText
 
 Embed = Callable[[Sequence[ProofText]], np.ndarray]
 """Function from n texts to vectors (n, D); raises `TextsRefusedError` if it refuses them."""
@@ -176,3 +176,30 @@ def _stacked(target: Target, parts: Sequence[np.ndarray]) -> np.ndarray:
     if len(widths) > 1:
         raise ArtifactError(f"{target.name} gives vectors of several widths: {widths}")
     return np.concatenate(parts)
+
+
+def notes_on(proof: Proof, target: Target, measured: MeasuredVectors) -> tuple[str, ...]:
+    """Sentences on what was assumed, left out or refused, and on what cannot be seen."""
+    notes = [f"prompts: {target.assumed}"]
+    if measured.left_out:
+        notes.append(
+            f"{len(measured.left_out)} texts with an instruction of their own are left out: the "
+            "target has no place for it (--prompts client sends it as text)"
+        )
+    fit = refused_that_fit(proof, measured)
+    if long := [i for i in measured.refused if i not in fit]:
+        notes.append(
+            f"{len(long)} texts beyond the length limit are refused, where the model cuts them: "
+            f"{measured.refused[long[0]]}"
+        )
+    if not any("limit + 1" in one.about for one in proof.texts):
+        notes.append(
+            f"no text is as long as the model's limit of {max(proof.lengths.values())} tokens, so "
+            "a server that cuts longer texts than these is not noticed"
+        )
+    return tuple(notes)
+
+
+def refused_that_fit(proof: Proof, measured: MeasuredVectors) -> list[int]:
+    """Return the refused texts that are within the model's maximum length."""
+    return [i for i in measured.refused if "limit + 1" not in proof.texts[i].about]

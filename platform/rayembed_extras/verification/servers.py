@@ -229,7 +229,7 @@ class _Server:
         # A proxy of the environment is not for this machine.
         self._client = httpx.Client(
             timeout=_SECONDS,
-            trust_env=not _is_loopback(root),
+            trust_env=not is_loopback(root),
             headers={"Authorization": f"Bearer {key}"} if key else {},
             follow_redirects=True,
         )
@@ -348,7 +348,8 @@ def _numbers(value: Any) -> np.ndarray:
     return found
 
 
-def _is_loopback(url: str) -> bool:
+def is_loopback(url: str) -> bool:
+    """Whether an address is one of this machine's own."""
     host = urlsplit(url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -24,7 +24,7 @@ def verify_target(
     *,
     prompts: str | None = None,
     repeat: int = 2,
-    within: NumberType = "int8",
+    within: NumberType = "bfloat16",
     tracking_uri: str | None = None,
     **server: Any,
 ) -> Diagnosis:
