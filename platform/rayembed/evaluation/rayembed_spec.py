@@ -118,8 +118,8 @@ class RayembedSpec(PromptedSpec):
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of weights, number type, lengths, width, the settings of a context, and the
-        constant `VECTORS`.
+        """Fingerprint of everything that changes the vectors: weights, number type, lengths, width,
+        context settings, version of the computation.
 
         Prompts and the documents of a context stand in the encode spec.
         """

@@ -28,7 +28,7 @@ _TIMES_USUAL = 8.0
 
 
 def int8_range(width: int) -> float:
-    """Return the absolute value of a component that int8 code 127 represents."""
+    """Return the size of a vector component that int8 code 127 represents."""
     return min(1.0, _TIMES_USUAL / math.sqrt(width))
 
 

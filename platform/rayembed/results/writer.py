@@ -100,8 +100,8 @@ class ResultWriter:
 def open_results(
     folder: str | Path, meta: ModelMeta, wait_seconds: float = 0
 ) -> Iterator[ResultWriter]:
-    """Open the writer of a model's results, locked against other processes of this machine inside
-    the block.
+    """Open a writer for a model's results; until the `with` block ends, other processes of this
+    machine cannot write them.
 
     Args:
         wait_seconds: how long another process may still write them.

@@ -199,7 +199,9 @@ class StageJob(Job):
         return found
 
     def start(self) -> str:
-        """Return the digest of the previous stage's weights."""
+        """Return the digest of the weights that this stage starts from; empty for pretrained
+        weights.
+        """
         return "" if self.start_weights is None else weights_digest(self.start_weights)
 
     def result(self, made_of: dict[str, str]) -> Callback:

@@ -22,8 +22,8 @@ _INCHES_A_LETTER = 0.068
 
 
 def category_bars(comparison: ModelComparison) -> bytes:
-    """Draw a PNG with a group of bars for each category and a bar for each model that has its
-    average.
+    """Draw a PNG with a group of bars for each category, and in it a bar for each model with an
+    average in that category.
 
     Where all tasks are of one category, each task has a group. Published models are grey. The axis
     begins at 0: lengths of bars are compared.

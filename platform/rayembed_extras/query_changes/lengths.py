@@ -47,8 +47,8 @@ class TokenLengths:
         return limits
 
     def tokens(self, texts: Sequence[str], role: Role, instruction: str = "") -> np.ndarray:
-        """Count (N,) int64 tokens of each text with prompt and special tokens; 0 for texts too
-        short to need tokenising.
+        """Return each text's number of tokens, (N,) int64, with prompt and special tokens; 0 for
+        texts too short to need tokenising.
         """
         counts = np.zeros(len(texts), np.int64)
         room = self.limits[role] - len(self._made([""], role, instruction)[0]) - _JOINED

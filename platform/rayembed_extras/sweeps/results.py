@@ -55,8 +55,8 @@ class TrialRow:
         return {seed: fmean(scores) for seed, scores in found.items()}
 
     def apart(self, reference: "TrialRow") -> Difference | None:
-        """Compare the deciding score with another row's, seed by seed; None if the rows share no
-        seed.
+        """Return the difference of the deciding score from another row's, over the seeds that both
+        rows have; None if they share none.
         """
         found = paired(self.by_seed, reference.by_seed)
         return difference(found) if found else None

@@ -112,7 +112,9 @@ def find_results(trials: Sequence[Trial]) -> list[Result]:
 
 
 def missing(trials: Sequence[Trial], results: Sequence[Result]) -> list[Trial]:
-    """List the unfinished trials, and the best one if its model is needed by others but missing."""
+    """List the trials still to run: the unfinished ones, and the best trial again if other trials
+    need its model and it is gone.
+    """
     done = {result.trial.key for result in results}
     left = [trial for trial in trials if trial.key not in done]
     if converged(results) and trials[0].keeps_model:

@@ -115,7 +115,7 @@ def _run(text: str) -> Run:
 
 
 def get_directions(keys: Sequence[str]) -> tuple[Direction, ...]:
-    """Return the claims with these keys, or all claims without keys.
+    """Return the claims with these keys, or all claims if no keys are given.
 
     Raises:
         ConfigError: no such key; the message names the nearest one.

@@ -213,7 +213,7 @@ def _check_zeros(
 
 
 def _zeros(matrices: "Sequence[Matrix]") -> dict[str, int]:
-    """Count the zeros of each matrix, by its name in messages."""
+    """Count the zeros of each matrix, keyed by the name that error messages use."""
     return {
         matrix.slice_name(place): int((weight == 0).sum())
         for matrix in matrices

@@ -147,7 +147,8 @@ class Scatter:
 
 
 def send_rows(path: str, table: pa.Table, bucket: np.ndarray, route: Route) -> None:
-    """Write a table as one file of the first level of a route, divided by bucket.
+    """Divide a table's rows among buckets and write them as one file, for the first level of the
+    shuffle.
 
     Args:
         bucket: (rows,) of each row, from 0 to `route.buckets`, that one excluded.

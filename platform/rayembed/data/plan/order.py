@@ -92,7 +92,7 @@ class UsableRows:
     """(n / G,) int64 numbers of whole batches of G consecutive rows, where a policy draws these."""
 
     def places(self, row: np.ndarray) -> np.ndarray:
-        """(m,) int64 row numbers, counted through all parts, of (m,) usable rows."""
+        """Row numbers of the usable rows, (m,) int64, numbered consecutively across all parts."""
         if self.rows is not None:
             return np.asarray(self.rows.place[row], np.int64)
         batch, slot = np.divmod(row, self.count // len(self.batches))

@@ -61,7 +61,7 @@ class OneWorker:
 
 
 def number_of(call: Call) -> int:
-    """Number of the call's bucket or query, by which calls are distributed among workers."""
+    """Index of the call's bucket or query; it decides which worker gets the call."""
     return call.number if isinstance(call, QueryPairs) else _bucket_of(call).number
 
 

@@ -23,7 +23,9 @@ class PoolProgress:
         self._of[task] = done, known
 
     def read(self) -> dict[str, tuple[int, int]]:
-        """Return the last reported numbers of embedded and known texts, by task."""
+        """Return for each task how many texts are embedded and how many it has, as last
+        reported.
+        """
         return self._of
 
 
@@ -38,7 +40,7 @@ class ProgressLog:
         """Names of the jobs that are done."""
 
     def update(self, texts: Mapping[str, tuple[int, int]]) -> None:
-        """Record the numbers of embedded and known texts of each task."""
+        """Record for each task how many texts are embedded and how many it has so far."""
         self._texts = dict(texts)
         done = self._done()
         if done and self._first is None:

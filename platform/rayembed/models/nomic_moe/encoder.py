@@ -299,8 +299,8 @@ def _rotation(positions: Tensor, shape: EncoderShape) -> tuple[Tensor, Tensor]:
 
 
 def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Apply rotary positions to queries or keys (B, heads, T, width), which pair the two halves of
-    the width.
+    """Apply rotary position embeddings to queries or keys (B, heads, T, width), pairing the first
+    half of the width with the second.
     """
     cosine, sine = rotation
     first, second = x.float().chunk(2, dim=-1)

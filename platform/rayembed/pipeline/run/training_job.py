@@ -1,4 +1,4 @@
-"""Training job, from its command-line arguments to a run.
+"""Turn the command-line arguments of a training job into a run, and train it.
 
 Each of the functions below imports what it needs: `--help` takes no second, a dry run no Ray.
 """

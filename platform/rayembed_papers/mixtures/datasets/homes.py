@@ -1,4 +1,4 @@
-"""List the papers, and for their data sets the public address and the form of the rows.
+"""For each paper, list its data sets with their public address and row format.
 
 `homes.csv` has a row for each home. Where a paper leaves open which public copy it took, it is the
 one whose size is nearest to the table's. Where a repository has many data sets, `REPOSITORY/SPLIT`
