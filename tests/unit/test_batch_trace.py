@@ -94,4 +94,4 @@ def test_what_is_not_there_is_told(prepared: Run, tmp_path: Path, capsys) -> Non
 
 def test_a_run_without_a_plan_is_told(run: Run, tmp_path: Path, capsys) -> None:
     assert trace(run, tmp_path, "only:0") == 1
-    assert "no training of that name has prepared one" in capsys.readouterr().err
+    assert "no training with this run name has prepared a plan" in capsys.readouterr().err

@@ -95,7 +95,7 @@ def cluster(monkeypatch):
             SeenGpus(0, "torch sees no GPU", "the driver is too old"),
             False,
             "WARNING",
-            "auto resolves to false, though there is a GPU: the driver is too old",
+            "auto resolves to false because the GPU cannot be used: the driver is too old",
         ),
         (True, ONE, True, None, ""),
         (False, NONE, False, None, ""),
@@ -120,7 +120,7 @@ def test_a_gpu_that_is_asked_for_and_not_there_is_refused_with_what_was_seen():
 
 def test_auto_is_refused_where_gpus_may_be_still_to_come():
     waits = Placement(wait_for_nodes_seconds=600)
-    with pytest.raises(PlacementError, match=r"use_gpu=true to wait for GPUs, or\s+false"):
+    with pytest.raises(PlacementError, match=r"use_gpu=true to wait for GPUs, or placement"):
         settled_placement(waits, NONE)
     assert settled_placement(waits, ONE).use_gpu is True
     for said in (True, False):
@@ -153,7 +153,7 @@ def test_a_gpu_that_torch_cannot_use_is_warned_of(gpus, monkeypatch, log):
     old = GpuFacts("here", "2.13.0+cu130", "13.0", "535.129.03")
     monkeypatch.setattr(gpu_check, "gpu_facts", lambda: old)
     assert with_device(get_recipe("biencoder"), Here()).placement.use_gpu is False
-    assert "though there is a GPU: node here has NVIDIA driver 535" in log.text
+    assert "because the GPU cannot be used: node here has NVIDIA driver 535" in log.text
     plain = GpuFacts("here", "2.13.0+cpu", None, "580.95.05")
     monkeypatch.setattr(gpu_check, "gpu_facts", lambda: plain)
     # A cluster that would only be started for the job is this machine as well.
@@ -199,7 +199,7 @@ def test_fewer_gpus_than_workers_are_warned_of(placement, expected, cluster, log
     runtime = cluster(*[{"CPU": 8.0}] * 8, {"CPU": 8.0, "GPU": 2.0})
     run = SimpleNamespace(placement=placement, model_copy=lambda update: SimpleNamespace(**update))
     assert with_device(run, runtime).placement.use_gpu is expected
-    few = "too few GPUs (the cluster's 9 live nodes have 2 GPUs), since 8 workers need one each"
+    few = "too few GPUs (the cluster's 9 live nodes have 2 GPUs): 8 workers need one GPU each"
     assert (few in log.text) is not expected
     assert [record.levelname for record in log.records] == ["INFO" if expected else "WARNING"]
 

@@ -116,5 +116,5 @@ def test_experts_that_are_shared_out_are_marked_and_others_are_not():
 def test_experts_that_cannot_be_shared_out_are_refused():
     with pytest.raises(PlacementError, match="3 cannot split 4 experts equally"):
         spread_experts(layer(), SimpleNamespace(size=3, place=0))
-    with pytest.raises(PlacementError, match="2: the model has no experts to split"):
+    with pytest.raises(PlacementError, match="is 2, but the model has no experts to split"):
         spread_experts(torch.nn.Linear(2, 2), SimpleNamespace(size=2, place=0))

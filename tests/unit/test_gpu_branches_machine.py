@@ -40,7 +40,7 @@ def test_deterministic_sums_must_be_asked_for_before_a_gpu_is_used(monkeypatch):
     monkeypatch.delenv(CUBLAS, raising=False)
     with (
         pretended_gpu(monkeypatch),
-        pytest.raises(PlacementError, match="this one uses it already"),
+        pytest.raises(PlacementError, match="this process has already used its GPU"),
     ):
         check_deterministic_start()
     check_deterministic_start()

@@ -254,7 +254,8 @@ def test_the_type_of_a_run_is_said_in_one_line(monkeypatch, caplog):
     assert [record.message for record in caplog.records] == [
         "model.backbone.dtype=auto: using float32: this CPU emulates bfloat16 (9 times slower)",
         "model.backbone.dtype is bfloat16, but this CPU emulates bfloat16 (9 times slower) on the "
-        "workers' nodes; a new run with auto or float32 is faster",
+        "workers' nodes; training would be faster in a new run with model.backbone.dtype=auto or "
+        "float32",
     ]
 
 

@@ -203,7 +203,7 @@ def test_nothing_is_registered_with_other_scores_or_weights_that_are_not_finite(
     folder, tracker, tmp_path
 ):
     other = write_results(tmp_path / "out" / ("0" * 12 + "-aaaaaaaa"), {DESCRIPTION: 0.5})
-    with pytest.raises(ArtifactError, match="are of the weights 000000000000, and this model has"):
+    with pytest.raises(ArtifactError, match="with the weights 000000000000, but this model has"):
         put(folder, tracker, other)
     (path,) = folder.rglob("*.safetensors")
     tensors = safetensors.torch.load_file(path)

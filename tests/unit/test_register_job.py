@@ -115,9 +115,7 @@ def test_no_model_becomes_champion_with_the_scores_of_another(folders, store, jo
     for trust in ((), ("--trust-results",)):
         code, _, err = job(*model, "--results", str(other), *trust)
         assert code == 1
-        assert (
-            f"are of the weights {weights[1]}, and this model has the weights {weights[0]}" in err
-        )
+        assert f"with the weights {weights[1]}, but this model has the weights {weights[0]}" in err
     hub = write_results(tmp_path / ("5ec0de" * 6 + "aaaa"), {DESCRIPTION: 0.65})
     code, _, err = job(*model, "--results", str(hub))
     assert code == 1
@@ -149,7 +147,7 @@ def test_the_model_is_pushed_to_the_hub_with_its_card(folders, job, monkeypatch)
         code, _, err = job("--name", "tiny", *wrong)
         assert (code, message in err) == (2, True)
     code, _, err = job("--model", "models:/tiny/1", "--push-to-hub", "org/tiny")
-    assert "name the exported folder" in err
+    assert "name as --model the exported folder" in err
 
 
 def test_from_the_first_registration_to_a_rollback(folders, store, job, tmp_path):

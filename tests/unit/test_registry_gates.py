@@ -254,7 +254,9 @@ def test_scores_of_other_weights_are_refused_even_on_the_users_word(
 ):
     folder = results_folder(tmp_path / name, revision)
     for trusted in (False, True):
-        with pytest.raises(ArtifactError, match=f"are of the weights {weights}, .* {MINE}"):
+        with pytest.raises(
+            ArtifactError, match=f"were measured with the weights {weights}, .* {MINE}"
+        ):
             find_results(folder, MINE, trusted=trusted)
     # The control: of this model, by either place where the revision stands.
     for own, stated in ((f"{MINE}-aaaaaaaa", None), ("moved", f"{MINE}-aaaaaaaa")):

@@ -33,7 +33,7 @@ def test_a_model_with_other_vectors_is_not_loaded(save, tmp_path):
     replace(proof, vectors=turned).write(folder)
     with pytest.raises(MlflowException, match="gives other vectors here than where it was") as told:
         loaded(folder)
-    assert "remove its folder proof to load it nevertheless" in str(told.value)
+    assert "remove its folder proof (the stored reference vectors) to load" in str(told.value)
 
 
 def test_texts_of_each_role_and_instruction_are_embedded_few_of_each(tmp_path, monkeypatch):

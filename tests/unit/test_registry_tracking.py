@@ -104,7 +104,7 @@ def test_params_tags_and_first_values(opened, caplog):
     run = run_of(tracker)
     assert (run.data.params["a.b"], run.data.params["new"]) == ("1", "3")
     assert run.data.tags["w"] == "2"
-    assert "MLflow keeps the first ones: a.b" in caplog.text
+    assert "of the run are not recorded: a.b" in caplog.text
 
 
 def test_same_run_goes_on_and_each_step_is_there_once(opened, tmp_path):
@@ -396,7 +396,7 @@ def test_addresses(tmp_path, monkeypatch):
         ("file:///tmp/mlruns", "o", "is not an MLflow address"),
         ("./mlruns", "o", "is not an MLflow address"),
         ("http://", "o", "is not an MLflow address"),
-        ("sqlite:///:memory:", "o", "names no file"),
+        ("sqlite:///:memory:", "o", "names no database file"),
         ("sqlite:////dev/null/x/m.db", "o", "cannot be created"),
     ],
 )

@@ -94,7 +94,7 @@ def test_a_dropped_step_is_counted_and_the_first_one_is_told(caplog):
     assert [r["dropped_steps"] for r in records] == [0, 0, 1, 1, 1, 2, *[3] * 6]
     (line,) = caplog.messages
     assert "stage finetune: step 3 is dropped (loss 1, gradient norm inf, learning rate" in line
-    assert "its batch is of set 2" in line
+    assert "batch of set 2" in line
     assert caplog.records[0].levelno == logging.WARNING
 
 
@@ -117,12 +117,12 @@ def test_so_many_in_a_row_end_the_run_and_leave_the_last_checkpoint():
     assert "stage 'finetune': the steps 5 to 9 were dropped" in text
     assert "The checkpoint of step 4 is kept" in text
     assert "loss 1, gradient norm inf" in text
-    assert "its batch of set 8" in text
+    assert "batch of set 8" in text
     assert train({5, 6, 7, 8, 10, 11}, every=1)[2] is None, "not in a row"
     assert "another --name." in text.splitlines()[-1]
     assert "look at their rows" not in text, "this job has no option for it"
     traced = train({5, 6, 7, 8, 9}, trace=CONTRASTIVE.trace)[2]
-    assert "look at their rows (--trace-batch finetune:8 behind the training's command)" in traced
+    assert "look at their rows (add --trace-batch finetune:8 to the training command)" in traced
     assert "No checkpoint was made before" in train({1, 2}, limit=2)[2]
     assert train({1}, limit=2)[2] is None
     assert "step 1 was dropped" in train({1}, limit=1)[2]
@@ -132,7 +132,7 @@ def test_a_stage_does_not_end_with_several_dropped_steps():
     saved, _, text = train({11, 12})
     assert saved == [4, 8]
     assert "the steps 11 to 12 were dropped" in text
-    assert "a stage cannot end with them" in text
+    assert "a stage cannot end with dropped steps" in text
     assert train({12})[2] is None, "one may be a matter of its batch"
     assert train({12})[0] == [4, 8, 12]
     assert train({12}, limit=1)[2] is not None

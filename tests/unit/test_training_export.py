@@ -145,9 +145,9 @@ def test_weights_say_what_they_are_made_of_without_being_read(storage):
     assert weights_digest(place) != content
     for broken in (b"", b"\x05", safetensors.torch.save(one), b"not safetensors at all"):
         write_atomic(place, broken)
-        with pytest.raises(ArtifactError, match="holds no weights of a stage"):
+        with pytest.raises(ArtifactError, match="does not hold the weights of a training stage"):
             read_made_of(place)
-    with pytest.raises(ArtifactError, match="holds no weights of a stage"):
+    with pytest.raises(ArtifactError, match="does not hold the weights of a training stage"):
         read_made_of(join(storage, "nowhere.safetensors"))
 
 

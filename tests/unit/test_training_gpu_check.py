@@ -181,7 +181,7 @@ def test_auto_takes_cpus_where_torch_computes_on_no_gpu(placement, fake, caplog)
     assert settle(placement).use_gpu is False
     assert ray.asked == IDS[:1]
     assert (
-        "use_gpu=auto resolves to false, though there is a GPU: node old has torch 2.13.0+cpu"
+        "resolves to false because the GPU cannot be used: node old has torch 2.13.0+cpu"
         in caplog.text
     )
     asked = placement.model_copy(update={"use_gpu": True})
@@ -201,7 +201,7 @@ def test_nodes_that_cannot_compute_beside_others_are_refused_by_name(use_gpu, fa
 def test_auto_counts_the_gpus_that_compute_alone(fake, caplog):
     fake(GOOD, WITHOUT)
     assert settle(Placement(workers=9)).use_gpu is False
-    assert "though there is a GPU: node old" in caplog.text
+    assert "because the GPU cannot be used: node old" in caplog.text
 
 
 def test_nodes_with_gpus_of_other_kinds_are_not_asked(fake):

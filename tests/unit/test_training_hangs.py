@@ -86,7 +86,7 @@ def test_a_worker_without_a_step_tells_where_its_training_stands(caplog):
     assert (first.step, second.step) == (3, 4)
     assert first.place.endswith("in stands_still")
     assert not first.waits
-    assert "has made no step for 0 s; its training is at:" in caplog.text
+    assert "has made no step for 0 s; its training thread is at:" in caplog.text
     assert "time.sleep(seconds)" in caplog.text
 
 

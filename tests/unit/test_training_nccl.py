@@ -65,7 +65,7 @@ def test_networks_by_lines_of_logs(text, expected):
         # The user's NCCL_DEBUG_SUBSYS, another wording, a file that stayed empty.
         (START, 16, True, "WARNING", "NCCL's choice of network is not known: workers are on"),
         ("", 16, True, "WARNING", "names no network"),
-        ("NCCL INFO AllReduce: opCount 1\n", 16, True, "WARNING", "NCCL_DEBUG_SUBSYS must have"),
+        ("NCCL INFO AllReduce: opCount 1\n", 16, True, "WARNING", "NCCL_DEBUG_SUBSYS must include"),
         (None, 16, True, "WARNING", "network is not known"),
     ],
 )

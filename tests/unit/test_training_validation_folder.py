@@ -145,7 +145,7 @@ def test_failures_and_scores_that_are_no_numbers_are_told_and_kept(folder, caplo
     with caplog.at_level(logging.WARNING):
         found.failed(10, folder.content(10), "its process died", 2.0)
         score(found, folder, s20=float("nan"))
-    assert "step 10 have no validation score, and training goes on" in caplog.text
+    assert "step 10 could not be scored, and training continues" in caplog.text
     assert "the score of t is not a number" in caplog.text
     assert not told
     again = scoring(folder)
@@ -195,7 +195,7 @@ def test_scores_on_other_data_are_refused(folder):
     submit(folder, 10)
     score(found, folder, s10=0.5)
     with pytest.raises(
-        ArtifactError, match=r"step 10 was scored on the data 'd', now they are 'e'"
+        ArtifactError, match=r"step 10 was scored on the validation data 'd', but now they are 'e'"
     ):
         scoring(folder, data="e")
 
@@ -203,7 +203,7 @@ def test_scores_on_other_data_are_refused(folder):
 def test_a_record_that_is_no_record_says_what_to_do(folder, tmp_path):
     submit(folder, 10)
     (tmp_path / "validation" / "step-0000010.json").write_text("{}")
-    with pytest.raises(ArtifactError, match="remove it to have the weights scored again"):
+    with pytest.raises(ArtifactError, match="remove the file to have the weights scored again"):
         scoring(folder)
 
 

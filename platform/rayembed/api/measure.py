@@ -378,8 +378,8 @@ def _documents(corpus: Rows) -> Rows:
         pair = kind is not tuple or len(one) == 2
         if not isinstance(one, kind) or not isinstance(documents[0], kind) or not pair:
             raise DataError(
-                f"document {number} is {one!r:.80}; documents are texts, tuples (title, text), or "
-                "dicts, all of one kind"
+                f"document {number} is {one!r:.80}; documents are texts, tuples (title, "
+                "text), or dicts, and all documents of one call must have the same type"
             )
     if documents and isinstance(documents[0], str):
         return [{"text": text} for text in documents]

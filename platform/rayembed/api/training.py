@@ -91,8 +91,9 @@ class Trained:
         """
         if self.run.evaluation.guard is None:
             raise ConfigError(
-                "take: this run has evaluation.guard=null, so it kept the trained model and made "
-                "no mixtures with the untrained one. To get mixtures, call the same train with "
+                "take() cannot be used: this run has evaluation.guard=null, so it kept the "
+                "trained model and made no mixtures with the untrained model. To get "
+                "mixtures, call train again with the same arguments and "
                 "settings={'evaluation.guard': {}}"
             )
         return trained_by(override(self.run, [f"evaluation.guard.take={float(share)!r}"]))
@@ -266,8 +267,8 @@ def _check_callback(callback: object) -> None:
 
     if not isinstance(callback, Callback):
         raise ConfigError(
-            f"callbacks: {callback!r} is not a rayembed.training.trainer.Callback; derive a class "
-            "from that and pass an object of it (docs/python.md)"
+            f"callbacks: {callback!r} is not a rayembed.training.trainer.Callback; derive a "
+            "class from Callback and pass an instance of it (docs/python.md)"
         )
 
 
@@ -321,7 +322,7 @@ def _look_at(
         if look.rows >= _MANY_ROWS and len(seen) >= _MANY_DOCUMENTS:
             break  # more of either would change nothing
     if not look.rows:
-        raise DataError(f"there are no rows at {path!r}")
+        raise DataError(f"the training data are empty: there are no rows at {path!r}")
     look.documents = len(seen)
     return look
 

@@ -92,17 +92,18 @@ def settled_gpu(
         return True
     if waits:
         raise PlacementError(
-            f"{setting}=auto cannot be decided yet: now {seen.text}, but other nodes may join "
-            f"during placement.wait_for_nodes_seconds; set {setting}=true to wait for GPUs, or "
-            "false to compute on CPUs"
+            f"{setting}=auto cannot be decided yet: at present {seen.text}, but other nodes "
+            f"may join during placement.wait_for_nodes_seconds. Set {setting}=true to wait "
+            f"for GPUs, or {setting}=false to compute on CPUs"
         )
     if seen.problem:
         logger.warning(
-            "%s=auto resolves to false, though there is a GPU: %s", setting, seen.problem
+            "%s=auto resolves to false because the GPU cannot be used: %s", setting, seen.problem
         )
     elif seen.number:
         logger.warning(
-            "%s=auto resolves to false: too few GPUs (%s), since %d %s need one each",
+            "%s=auto resolves to false because there are too few GPUs (%s): %d %s need one "
+            "GPU each",
             *(setting, seen.text, needed, users),
         )
     else:
@@ -223,8 +224,10 @@ def check_deterministic_start() -> None:
         return
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise PlacementError(
-            f"placement.deterministic needs {CUBLAS}={CUBLAS_DETERMINISTIC} before a process uses "
-            "its GPU, and this one uses it already; start a new process, or set that variable first"
+            "placement.deterministic needs the environment variable "
+            f"{CUBLAS}={CUBLAS_DETERMINISTIC} before a process uses its GPU, but this "
+            "process has already used its GPU; start a new process, or set the variable "
+            "before the first use of the GPU"
         )
     os.environ[CUBLAS] = CUBLAS_DETERMINISTIC
 

@@ -224,7 +224,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
     def number(text: str) -> int:
         if not text.strip().isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from {least} on")
+            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, {least} or more")
         return int(text)
 
     return number

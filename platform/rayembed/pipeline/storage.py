@@ -33,7 +33,7 @@ def absolute_storage(path: str) -> str:
     try:
         check_storage_path(place)
     except ValueError as error:
-        raise PlacementError(f"the storage path {error}") from None
+        raise PlacementError(f"placement.storage_path cannot be used: {error}") from None
     if is_remote(path) or Path(path).expanduser().is_absolute():
         return path
     if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:

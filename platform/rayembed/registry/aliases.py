@@ -117,8 +117,8 @@ def turn(client: Any, name: str) -> Iterator[Callable[[Move], None]]:
         nonlocal unfinished
         if time.monotonic() > end or _holder(client, lock) != holder:
             raise TrackingError(
-                f"MLflow answers too slowly to move the aliases of {name!r} safely; nothing was "
-                "changed, run this again"
+                f"MLflow answers too slowly to move the aliases of {name!r} safely; nothing "
+                "was changed: run the command again"
             )
         # From here on the move is finished, by this process or the next one.
         unfinished = True
@@ -181,8 +181,9 @@ def _take(client: Any, name: str, lock: str, holder: str) -> None:
             watched = lock
         if now - began > WAIT_SECONDS:
             raise TrackingError(
-                f"the registered model {name!r} is being changed by others ({lock}), for "
-                f"{WAIT_SECONDS:.0f} s now; nothing was changed, run this again later"
+                f"the registered model {name!r} is being changed by others: another process "
+                f"has held the lock {lock} for {WAIT_SECONDS:.0f} s. Nothing was changed; "
+                "run the command again later"
             )
         time.sleep(POLL_SECONDS)
 
@@ -222,8 +223,8 @@ def _finish(client: Any, name: str) -> None:
     move = Move(**json.loads(tags[_MOVE_TAG]))
     if alias_version(client, name, CHAMPION) in (move.former, move.champion):
         _logger.warning(
-            "completing an alias move that a dead process left unfinished: champion of %s is "
-            "version %d",
+            "completing an alias move that a stopped process left unfinished: the champion "
+            "of %s becomes version %d",
             name,
             move.champion,
         )
@@ -236,8 +237,8 @@ def _apply(client: Any, name: str, move: Move, *, end: float) -> None:
     def write(call: Callable[..., Any], *arguments: str) -> None:
         if time.monotonic() > end:
             raise TrackingError(
-                f"MLflow answers too slowly to move the aliases of {name!r} safely; run this "
-                "again: it finishes the move first"
+                f"MLflow answers too slowly to move the aliases of {name!r} safely, and the "
+                "move may be incomplete; run the command again, which completes it first"
             )
         call(*arguments)
 

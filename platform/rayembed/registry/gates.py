@@ -121,9 +121,9 @@ def parse_requirement(text: str) -> Requirement:
         minimum = math.nan
     if match is None or not math.isfinite(minimum):
         raise ConfigError(
-            f"--require {text!r} is no gate; write 'NAME>=NUMBER' with a task, a category of tasks "
-            "or 'mean' as the name ('Retrieval>=0.5'), and a metric before it if it is not to be "
-            "the main score ('ndcg_at_1 SciFact>=0.4')"
+            f"--require {text!r} is no gate; write 'NAME>=NUMBER', where NAME is a task, a "
+            "category of tasks or 'mean' ('Retrieval>=0.5'). To use another metric than "
+            "the main score, write the metric first ('ndcg_at_1 SciFact>=0.4')"
         )
     return Requirement(match["name"], minimum, match["metric"])
 
@@ -138,8 +138,8 @@ def check_names(requirements: Sequence[Requirement], scores: Sequence[TaskScore]
     for requirement in requirements:
         if requirement.name not in known:
             raise ConfigError(
-                f"the gate '{requirement}' cannot be judged: this model has no scores of a task or "
-                f"category {requirement.name!r}; {nearest(requirement.name, known)}"
+                f"the gate '{requirement}' cannot be judged: this model has no scores of a task "
+                f"or category {requirement.name!r}; {nearest(requirement.name, known)}"
             )
         for score in _meant(requirement, scores):
             if requirement.metric is not None and _value(score, requirement.metric) is None:

@@ -99,7 +99,8 @@ class MetricsLog:
         if len(kept) < len(records):
             self._rewrite(kept)
             _logger.info(
-                "resuming after step %d: later metrics are discarded and recorded again",
+                "resuming after step %d: the stored metrics of later steps are discarded, "
+                "and these steps are recorded again",
                 global_step,
             )
         self._last = kept[-1]["global_step"] if kept else 0
@@ -173,8 +174,9 @@ class LogReader:
                 records.append(self._parse(line))
             except ValueError:
                 raise ArtifactError(
-                    f"line {self._num_lines} of {str(self.path)!r} is not JSON: {line[:80]!r}; "
-                    "the file was changed by something else; repair or remove that line"
+                    f"line {self._num_lines} of {str(self.path)!r} is not JSON: "
+                    f"{line[:80]!r}; another program has changed the file: repair or remove "
+                    "that line"
                 ) from None
 
     def _follow(self) -> None:

@@ -141,8 +141,8 @@ def log_params(client: Any, run_id: str, params: Mapping[str, Any]) -> None:
     changed = sorted(name for name in wanted if kept.get(name, wanted[name]) != wanted[name])
     if changed:
         _logger.warning(
-            "these params have other values than at the first start, but MLflow keeps the first "
-            "ones: %s",
+            "MLflow keeps the first value of a parameter, so the changed values of these "
+            "parameters of the run are not recorded: %s",
             ", ".join(changed),
         )
     new = [Param(name, value) for name, value in wanted.items() if name not in kept]
@@ -208,8 +208,8 @@ def quoted(text: str) -> str:
         if quote not in text:
             return f"{quote}{text}{quote}"
     raise TrackingError(
-        f"MLflow cannot search for the name {text!r}: it holds both ' and \", which its filters "
-        "cannot express; choose a name without one of them"
+        f"MLflow cannot search for the name {text!r}, because it holds both ' and \" and "
+        "MLflow's filters cannot express that; choose a name without one of these quotes"
     )
 
 
@@ -286,8 +286,8 @@ def as_tracking_error(tracking_uri: str) -> Iterator[None]:
     except (MlflowException, SQLAlchemyError, CommandError, OSError) as error:
         if tracking_uri.startswith("http") and _REFUSED.search(str(error)):
             raise TrackingError(
-                f"MLflow at {tracking_uri} requires a user or rejects this one: {error}\n"
-                "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+                f"MLflow at {tracking_uri} requires a user or rejects this user: "
+                f"{error}\nSet MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
                 "MLFLOW_TRACKING_TOKEN, in the environment of the job"
             ) from error
         raise TrackingError(f"MLflow at {tracking_uri} failed: {error}") from error

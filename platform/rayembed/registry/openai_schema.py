@@ -104,8 +104,8 @@ def read_texts(value: Any, field: str = "input") -> list[str]:
             )
         if not is_unicode(text):
             raise RequestError(
-                f"{field}[{i}] has half of a surrogate pair (\\ud800 to \\udfff), which is no "
-                "character",
+                f"{field}[{i}] has half of a surrogate pair (\\ud800 to \\udfff), which is "
+                "not a valid Unicode character",
                 field,
             )
         if not has_content(text):

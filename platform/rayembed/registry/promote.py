@@ -135,7 +135,10 @@ def rollback(client: Any, name: str, *, dry_run: bool = False) -> PromotionOutco
         TrackingError: as `aliases.turn`.
     """
     if not find_model_versions(client, name):
-        raise ArtifactError(f"MLflow has no registered model {name!r} with a version")
+        raise ArtifactError(
+            f"MLflow has no registered model {name!r} with a version; register one first "
+            "(rayembed register)"
+        )
     if dry_run:
         return _rolled_back(client, name, None)
     with turn(client, name) as move:
@@ -155,8 +158,9 @@ def _rolled_back(client: Any, name: str, move: Any) -> PromotionOutcome:
     former = get_version(client, ModelReference(name, previous, None))
     if ROLLED_BACK_TAG in former.tags:
         _logger.warning(
-            "version %d of %s was rolled back at %s already; the champion stays version %d "
-            "(--promote --again makes the other one champion)",
+            "rollback skipped: version %d of %s was already rolled back at %s, so version "
+            "%d stays the champion (use --promote --again to make the rolled-back version "
+            "champion)",
             previous,
             name,
             former.tags[ROLLED_BACK_TAG],

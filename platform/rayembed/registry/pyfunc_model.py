@@ -102,9 +102,10 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
         if not checked.same:
             raise MlflowException(
                 f"the model in {str(folder)!r} gives other vectors here than where it was "
-                f"registered (lowest cosine {checked.worst:.4f}, allowed {checked.tolerance:g}, in "
-                f"the text of {texts[checked.wrong[0]].about!r}): install the versions of its "
-                "requirements.txt, or remove its folder proof to load it nevertheless"
+                f"registered (lowest cosine {checked.worst:.4f}, allowed "
+                f"{checked.tolerance:g}, in the text of {texts[checked.wrong[0]].about!r}). "
+                "Install the versions in its requirements.txt, or remove its folder proof "
+                "(the stored reference vectors) to load the model without this check"
             )
 
     # Of the annotation of a table alone MLflow makes no signature beside the one it is given.
@@ -158,8 +159,8 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
         vectors = cut(np.asarray(made, dtype=np.float32), options.dimensions)
         if not np.isfinite(vectors).all():
             raise MlflowException(
-                "the model gives numbers that are not finite for a text of this request: its "
-                "weights are damaged, or overflow in its number type"
+                "the model gives numbers that are not finite for a text of this request: "
+                "its weights are damaged, or its computation overflows in its number type"
             )
         num_tokens = 0
         for start in range(0, len(texts), _TEXTS_PER_BATCH):

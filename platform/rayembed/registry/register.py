@@ -152,7 +152,7 @@ def make_version(
                 number = find_version(client, name, weights_fingerprint)
                 if number is None:
                     return _make_version(client, tracker, name, model_id, tags)
-        _logger.info("version %d of %s has these weights already", number, name)
+        _logger.info("no new version: version %d of %s already has these weights", number, name)
         for key, value in tags.items():
             client.set_model_version_tag(name, str(number), key, value)
         return number

@@ -34,9 +34,9 @@ def refuse_other_run(
         return
     other = f"with fingerprint {found}" if found else "that rayembed did not make"
     raise ArtifactError(
-        f"the run {name!r} (fingerprint {fingerprint}) cannot go on in {where}: there is another "
-        f"run of that name {other}. {_told(differing)}. Give it another name (--set name=…), or "
-        "restore the settings, or remove the other run."
+        f"the run {name!r} (fingerprint {fingerprint}) cannot go on in {where}: there is "
+        f"another run of that name {other}. {_told(differing)}. Give the new run another "
+        "name (--set name=…), restore the settings, or remove the existing run."
     )
 
 

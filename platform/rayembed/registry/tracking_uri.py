@@ -68,7 +68,8 @@ def resolve_tracking_uri(uri: str | None, storage_path: str, *, make_folder: boo
         path = sqlite_path(uri)
         if path is None:
             raise ConfigError(
-                f"placement.tracking_uri = {uri!r} names no file; write sqlite:///path/to/mlflow.db"
+                f"placement.tracking_uri = {uri!r} names no database file; write "
+                "sqlite:///path/to/mlflow.db"
             )
         try:
             if make_folder:
@@ -128,8 +129,8 @@ def database_lock(path: Path) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise TrackingError(
-            f"another process has been creating the tables of {str(path)!r} for {LOCK_SECONDS} s; "
-            "wait for it, or stop it, and give the same command again"
+            f"another process has been creating the tables of {str(path)!r} for "
+            f"{LOCK_SECONDS} s; wait for that process or stop it, then run the command again"
         ) from None
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):

@@ -223,12 +223,13 @@ def find_results(place: Path, weights_fingerprint: str, *, trusted: bool = False
     listed = ", ".join(shown[:10]) + (", …" if len(shown) > 10 else "")
     if found:
         raise ArtifactError(
-            f"{str(place)!r} has {len(found)} sets of scores of the weights {weights_fingerprint}, "
-            f"taken with different settings: {listed}; name the folder of one of them"
+            f"{str(place)!r} has {len(found)} sets of scores of the weights "
+            f"{weights_fingerprint}, measured with different settings: {listed}; name one "
+            "of these folders"
         )
     raise ArtifactError(
-        f"{str(place)!r} has no scores of the weights {weights_fingerprint}; it has "
-        f"{listed or 'none at all'}. Evaluate the model, or name the folder of its revision "
+        f"{str(place)!r} has no scores of the weights {weights_fingerprint}; scores found "
+        f"there: {listed or 'none'}. Evaluate the model, or name the folder of its revision "
         "(<results>/results/<org>__<model>/<revision>)"
     )
 
@@ -244,9 +245,9 @@ def _check_weights(folder: Path, weights_fingerprint: str, *, trusted: bool) -> 
     named = {match[1] for revision in told if (match := _OWN_REVISION.fullmatch(revision))}
     if others := named - {weights_fingerprint}:
         raise ArtifactError(
-            f"the scores in {str(folder)!r} are of the weights {', '.join(sorted(others))}, and "
-            f"this model has the weights {weights_fingerprint}; evaluate it "
-            "(rayembed evaluate)"
+            f"the scores in {str(folder)!r} were measured with the weights "
+            f"{', '.join(sorted(others))}, but this model has the weights "
+            f"{weights_fingerprint}; evaluate this model (rayembed evaluate)"
         )
     if any(revision.startswith(weights_fingerprint) for revision in told):
         return
@@ -255,7 +256,8 @@ def _check_weights(folder: Path, weights_fingerprint: str, *, trusted: bool) -> 
         raise ArtifactError(
             f"the scores in {str(folder)!r} are not marked as those of this model's weights "
             f"({weights_fingerprint}): they name the revision {shown}. Evaluate the model "
-            "(rayembed evaluate), or confirm with --trust-results that they belong to it"
+            "(rayembed evaluate), or add --trust-results to confirm that the scores belong "
+            "to it"
         )
     logger.warning(
         "--trust-results: the scores in %s were recorded for revision %s and are accepted for the "

@@ -122,7 +122,7 @@ def part_difference(scores: Parts, chosen: Sequence[Sequence[bool]]) -> PairedDi
     for values, mask in zip(scores, chosen, strict=True):
         score, taken = np.asarray(values, float), np.asarray(mask, bool)
         if not taken.any():
-            raise ValueError("a subset has no chosen query, so nothing can be compared")
+            raise ValueError("the scores cannot be compared: a subset has no chosen query")
         mean += (score[taken].mean() - score.mean()) / len(scores)
         sums = _resampled(np.stack([score, taken, score * taken], axis=1), generator)
         # A draw without a chosen query says nothing and is left out below.

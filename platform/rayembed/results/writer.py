@@ -116,8 +116,9 @@ def open_results(
             yield writer
     except Timeout:
         raise ArtifactError(
-            f"another evaluation writes the results of {meta.name!r} in {str(writer.place)!r} "
-            "right now; wait for it, or give this one another placement.storage_path"
+            f"another evaluation writes the results of {meta.name!r} in "
+            f"{str(writer.place)!r} at this moment; wait for it to end, or give this "
+            "evaluation another placement.storage_path"
         ) from None
 
 

@@ -82,8 +82,9 @@ class DroppedSteps:
         self._last = f"loss {loss:.4g}, gradient norm {norm:.4g}, learning rate {rate:.3g}"
         if self.count == 1 and self._tells:
             logger.warning(
-                "stage %s: step %d is dropped (%s; its batch is of %s): it changes no weight. "
-                "Further dropped steps are counted as dropped_steps; %d in a row end the run.",
+                "stage %s: step %d is dropped (%s; batch of %s), so it changes no weight. "
+                "Further dropped steps are counted as dropped_steps; %d dropped steps in a "
+                "row end the run.",
                 *(self._course.name, step, self._last, self._of_step(step - 1), self._limit),
             )
 
@@ -109,19 +110,21 @@ class DroppedSteps:
             else "No checkpoint was made before"
         )
         raise DivergenceError(
-            f"stage {name!r}: {which} dropped, because loss or gradient are not finite numbers; "
-            f"{'a stage cannot end with them' if is_last else 'this many in a row end the run'} "
-            f"(placement.end_after_dropped_steps={self._limit}). The last one: {self._last}, its "
-            f"batch of {self._of_step(step - 1)}. {kept}; no weights were passed on. Most often "
-            "the learning rate is too high: lower optimizer.learning_rate or raise "
-            f"optimizer.warmup_steps, and train under another --name.{self._advice(step - 1)}"
+            f"stage {name!r}: {which} dropped, because the loss or the gradient is not a "
+            "finite number; "
+            f"{'a stage cannot end with dropped steps' if is_last else 'so many end the run'} "
+            f"(placement.end_after_dropped_steps={self._limit}). The last dropped step: "
+            f"{self._last}, batch of {self._of_step(step - 1)}. {kept}; no weights were "
+            "passed on. Most often the learning rate is too high: lower "
+            "optimizer.learning_rate or raise optimizer.warmup_steps, and train under "
+            f"another --name.{self._advice(step - 1)}"
         )
 
     def _advice(self, step: int) -> str:
         if not self._trace:
             return ""
         return (
-            " If only some batches do it, look at their rows "
-            f"({self._trace} {self._course.name}:{step} behind the training's command) and take "
-            "out what is broken there."
+            " If only some batches cause dropped steps, look at their rows (add "
+            f"{self._trace} {self._course.name}:{step} to the training command) and remove "
+            "the broken rows."
         )

@@ -377,8 +377,9 @@ def expert_group(size: int) -> ExpertGroup:
     """
     if world_size() % size:
         raise PlacementError(
-            f"placement.expert_parallel {size} does not divide the number of workers, "
-            f"{world_size()}; set it to a divisor, or start a multiple of {size} workers"
+            f"placement.expert_parallel={size} does not divide the number of workers, "
+            f"{world_size()}; set it to a divisor of that number, or start a multiple of "
+            f"{size} workers"
         )
     deepspeed = _deepspeed()
     groups = deepspeed.utils.groups

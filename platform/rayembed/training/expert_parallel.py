@@ -31,14 +31,14 @@ def spread_experts(model: nn.Module, group: ExpertGroup) -> None:
     layers = expert_layers(model)
     if not layers:
         raise PlacementError(
-            f"placement.expert_parallel {group.size}: the model has no experts to split; set it to "
-            "1"
+            f"placement.expert_parallel is {group.size}, but the model has no experts to "
+            "split; set placement.expert_parallel=1"
         )
     for layer in layers:
         if layer.num_experts % group.size:
             raise PlacementError(
-                f"placement.expert_parallel {group.size} cannot split {layer.num_experts} experts "
-                "equally; set it to a divisor of their number"
+                f"placement.expert_parallel={group.size} cannot split {layer.num_experts} "
+                "experts equally; set it to a divisor of the number of experts"
             )
         layer.spread(group)
         for parameter in layer.mlp.parameters():

@@ -82,7 +82,7 @@ def train_here(
         KeyboardInterrupt: the training was interrupted.
     """
     if job.is_done():
-        logger.info("stage %s is done: %s", job.stage.name, job.weights)
+        logger.info("stage %s is done; its weights: %s", job.stage.name, job.weights)
         return
     scored = None
     if job.validated_in is not None:
@@ -159,8 +159,9 @@ class _Interrupts:
                     signal.signal(number, self._around(handler))
         elif signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             logger.info(
-                "SIGTERM would end this training at once, without a checkpoint: Python handles "
-                "signals in the main thread only. Train there, or set placement.checkpoint_minutes"
+                "SIGTERM would end this training at once, without a checkpoint, because "
+                "Python handles signals in the main thread only. Train in the main thread, "
+                "or set placement.checkpoint_minutes to limit the loss"
             )
         return self
 
@@ -325,9 +326,10 @@ def _one_worker(placement: Placement) -> Iterator[None]:
         atexit.register(dist.destroy_process_group)
     if dist.get_world_size() != 1:
         raise PlacementError(
-            f"this process is one of {dist.get_world_size()} of a torch.distributed group, but "
-            "placement.runtime=local trains in a single process; call it outside of such a group, "
-            "or set placement.workers, which starts workers itself"
+            f"this process is one of {dist.get_world_size()} of a torch.distributed group, "
+            "but placement.runtime=local trains in a single process; start the training "
+            "outside of such a group, or set placement.workers to let rayembed start the "
+            "workers"
         )
     threads = torch.get_num_threads()
     torch.set_num_threads(placement.threads)

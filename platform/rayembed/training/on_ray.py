@@ -152,7 +152,7 @@ def worker_hardware(placement: Placement) -> dict[str, Any] | None:
     except ray.exceptions.GetTimeoutError:
         ray.cancel(found)
         logger.warning(
-            "no node had %s free for %d s: the run's hardware is not recorded",
+            "no node had %s free for %d s, so the run's hardware is not recorded",
             *(wanted, _WORKER_START_SECONDS),
         )
         return None
@@ -184,7 +184,7 @@ def train_on_ray(
         WorkerError: workers failed more often than `placement.max_failures`.
     """
     if job.is_done():
-        logger.info("stage %s is done: %s", job.stage.name, job.weights)
+        logger.info("stage %s is done; its weights: %s", job.stage.name, job.weights)
         return
     trainer, sink = _trainer(job, folder, metrics_log, offset, metrics_place)
     if job.validated_in is None:
@@ -257,7 +257,7 @@ def _fit(trainer: StoppableTrainer, sink: Any, job: Job, folder: str, metrics_lo
             hang = _hang(sink)
             if not hang:
                 raise
-            raise WorkerError(f"{error}\nBefore that {hang}") from error
+            raise WorkerError(f"{error}\nBefore that, {hang}") from error
         finally:
             ray.kill(sink)
 
@@ -277,7 +277,8 @@ def _train_to_the_end(trainer: StoppableTrainer, job: Job, checkpoints: str) -> 
             if not restarts_left:
                 raise WorkerError(
                     f"stage {job.stage.name!r}: Ray Train's controller died "
-                    f"{CONTROLLER_DEATHS + 1} times; the last time: {error}\n{AGAIN}"
+                    f"{CONTROLLER_DEATHS + 1} times; cause of the last death: "
+                    f"{error}\n{AGAIN}"
                 ) from error
             logger.warning(
                 "stage %s: Ray Train's controller has died; a new controller resumes from the last "
@@ -323,7 +324,9 @@ def _fetch(job: Job) -> None:
         if workers_that_fit(job.placement, [node["Resources"]])
     ]
     if len(nodes) > 1:
-        logger.info("fetching %s on each of %d nodes", " and ".join(job.pretrained), len(nodes))
+        logger.info(
+            "fetching the model %s on each of %d nodes", " and ".join(job.pretrained), len(nodes)
+        )
     # Soft: on a node that has gone meanwhile nobody needs it.
     places = [NodeAffinitySchedulingStrategy(node, soft=True) for node in nodes]
     fetch = ray.remote(num_cpus=0, max_retries=2)(_fetch_here)

@@ -59,7 +59,8 @@ def parameter_groups(
     named = dict([*trained_parameters(model), *trained_parameters(loss)])
     if all(name.startswith(PREFIX) for name in named):
         raise ConfigError(
-            "the model has no trainable parameter; set model.lora, or null to train all weights"
+            "the model has no trainable parameter; set model.lora to train adapters, or "
+            "model.lora=null to train all weights"
         )
     rates = _rates(list(named), config)
     _check_rates({_part(model, name) for name in named if name not in rates}, config)
@@ -117,15 +118,15 @@ def _check_rates(parts: Collection[str], config: OptimizerConfig) -> None:
     """Raise if a learning rate is set for parameters that the model does not have."""
     if config.pooling_learning_rate is not None and "fresh" not in parts:
         raise ConfigError(
-            f"optimizer.pooling_learning_rate={config.pooling_learning_rate} has no effect: no "
-            "trained parameter outside the backbone uses it (a pooling with weights, or "
-            "projections, would); set it to null"
+            f"optimizer.pooling_learning_rate={config.pooling_learning_rate} has no effect, "
+            "because no parameter outside the backbone is trained (only a pooling with "
+            "weights or projections have such parameters); set it to null"
         )
     if config.loss_learning_rate is not None and "loss" not in parts:
         raise ConfigError(
-            f"optimizer.loss_learning_rate={config.loss_learning_rate} has no effect: the stage's "
-            "loss trains no parameter here (vector_distillation does with projection=true, or a "
-            "teacher of another width); set it to null"
+            f"optimizer.loss_learning_rate={config.loss_learning_rate} has no effect, "
+            "because the stage's loss has no trained parameter here (vector_distillation "
+            "has one with projection=true or a teacher of another width); set it to null"
         )
 
 
@@ -143,8 +144,9 @@ def _rates(names: list[str], config: OptimizerConfig) -> dict[str, float]:
             )
         if twice := [name for name in matching if name in found]:
             raise ConfigError(
-                f"optimizer.rates: the parameter {twice[0]!r} matches {found[twice[0]]!r} and "
-                f"{pattern!r}; each may match one pattern"
+                f"optimizer.rates: the parameter {twice[0]!r} matches {found[twice[0]]!r} "
+                f"and {pattern!r}; change the patterns so that each parameter matches only "
+                "one"
             )
         found |= dict.fromkeys(matching, pattern)
     return {name: config.rates[pattern] for name, pattern in found.items()}

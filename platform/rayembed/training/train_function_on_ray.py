@@ -282,22 +282,26 @@ class TransportLog(Callback):
         try:
             text = self._file.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
-            logger.warning("NCCL's choice of network is not known: %s", error)
+            logger.warning(
+                "NCCL's choice of network is not known, because its log cannot be read: %s", error
+            )
             return
         networks = networks_in(text)
         if "Socket" in networks and (self._several_nodes or self._workers > MOST_OF_NODE):
             addresses = ", ".join(dict.fromkeys(_ADDRESS.findall(text))) or "unknown interfaces"
             logger.warning(
-                "NCCL sends between %d workers over TCP (NET/Socket, %s): several nodes may "
-                "spend as long sending as computing. If they have a faster network (EFA, "
-                "InfiniBand), its plugin is missing or memory cannot be locked; "
-                "docs/watching.md. NCCL's own log: %s",
+                "NCCL sends data between %d workers over TCP (NET/Socket, %s), so training "
+                "on several nodes may spend as much time on sending as on computing. If "
+                "the nodes have a faster network (EFA, InfiniBand), its NCCL plugin is "
+                "missing or memory cannot be locked; see docs/watching.md. NCCL's own log: "
+                "%s",
                 *(self._workers, addresses, self._file),
             )
         elif not networks and self._several_nodes:
             logger.warning(
-                "NCCL's choice of network is not known: workers are on several nodes, and its log "
-                "names no network (NCCL_DEBUG_SUBSYS must have INIT and NET): %s",
+                "NCCL's choice of network is not known: workers are on several nodes, but "
+                "NCCL's log names no network (NCCL_DEBUG_SUBSYS must include INIT and "
+                "NET). The log: %s",
                 self._file,
             )
         else:

@@ -291,7 +291,8 @@ class StageTrainer:
         for batch in batches:
             if batch.step != done:
                 raise DataError(
-                    f"stage {stage.name!r}: got batch {batch.step}, expected that of step {done}"
+                    f"stage {stage.name!r}: the batch plan gave the batch of step "
+                    f"{batch.step}, but the batch of step {done} was expected"
                 )
             waited = time.perf_counter() - ended
             with self._memory.step(done + 1):
@@ -333,8 +334,8 @@ class StageTrainer:
             if ends:
                 return
         raise DataError(
-            f"stage {stage.name!r}: the batch plan has only {done} of {stage.steps} steps; its "
-            "files are damaged: remove the folder of the plan and start again"
+            f"stage {stage.name!r}: the batch plan has only {done} of {stage.steps} steps, "
+            "so its files are damaged: remove the folder of the plan and start again"
         )
 
     def _stops(self, step: int) -> bool:

@@ -202,13 +202,14 @@ def _check_rows(stage: StageConfig, found: AtHand) -> None:
     total, each = sum(known.values()), list(known.values())
     if stage.batch.policy == "homogeneous" and max(each) < pairs:
         raise ConfigError(
-            f"{setting} is {pairs}, filled from one data set at a time, but no data set has that "
-            f"many records ({_counts(known)}); lower it, add rows or use the policy 'blended'"
+            f"{setting} is {pairs} and the batch policy 'homogeneous' fills each batch from "
+            f"one data set, but no data set has that many records ({_counts(known)}); lower "
+            f"{setting}, add rows or use the policy 'blended'"
         )
     if total < pairs:
         raise ConfigError(
             f"{setting} is {pairs}, but the stage's data sets have {total} records in all "
-            f"({_counts(known)}), fewer than one global batch; lower it or add rows"
+            f"({_counts(known)}), fewer than one global batch; lower {setting} or add rows"
         )
     if stage.batch.policy == "blended" and stage.batch.temperature is None:
         weights = sum(stage.datasets.values())
@@ -216,9 +217,10 @@ def _check_rows(stage: StageConfig, found: AtHand) -> None:
             needed = min(pairs, math.ceil(weight / weights * pairs - 1e-9))
             if known[name] < needed:
                 raise ConfigError(
-                    f"{setting} is {pairs}, so a batch takes up to {needed} records of the data "
-                    f"set {name!r}, but it has only {known[name]}; lower it or its weight, "
-                    f"stages.{stage.name}.datasets.{name}, or add rows"
+                    f"{setting} is {pairs}, so a batch takes up to {needed} records of the "
+                    f"data set {name!r}, but the data set has only {known[name]}; lower "
+                    f"{setting}, lower the weight stages.{stage.name}.datasets.{name}, or "
+                    "add rows"
                 )
 
 
@@ -285,7 +287,9 @@ def _check_folder(folder: Path) -> None:
             try:
                 json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
-                raise AssetError(f"{str(path)!r} is broken: {error}; copy it again") from None
+                raise AssetError(
+                    f"the file {str(path)!r} is broken: {error}; copy it again"
+                ) from None
     files = (path for path in folder.rglob("*") if path.parent.name != PROOF_FOLDER)
     weights = [path for path in files if path.suffix in (".safetensors", ".bin")]
     if not weights:

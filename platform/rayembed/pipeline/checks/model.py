@@ -107,9 +107,9 @@ def _tasks(run: Run) -> list[Any]:
         if run.evaluation.guard is None:
             raise
         raise AssetError(
-            f"{error}\nThe general tasks of evaluation.guard need it. To use tasks from the hub "
-            "instead, set evaluation.benchmarks=[NanoBEIR]; to do without a guard, set "
-            "evaluation.guard=null and evaluation.benchmarks=[]"
+            f"{error}\nThe general tasks of evaluation.guard need these data. To use tasks "
+            "from the hub instead, set evaluation.benchmarks=[NanoBEIR]; to train without "
+            "a guard, set evaluation.guard=null and evaluation.benchmarks=[]"
         ) from None
 
 
@@ -136,8 +136,9 @@ def check_widths(run: Run, width: int) -> None:
     offered = run.model.offered_dimensions or ()
     if unlearnt := [dimension for dimension in offered if dimension not in learnt]:
         logger.warning(
-            "no stage of this run learns vectors cut to %s (model.dimensions); stages learn them "
-            "by loss.dimensions",
+            "no stage of this run learns vectors cut to %s numbers, which model.dimensions "
+            "offers: their quality may be low; add these widths to a stage's "
+            "loss.dimensions",
             ", ".join(map(str, unlearnt)),
         )
 
@@ -170,8 +171,8 @@ def _check_states(stage: StageConfig, model: TransformerModel) -> None:
         folder = resolve_model(stage.hidden_states.teacher)
         if (name := stated_format(folder)) is not None:
             raise ConfigError(
-                f"{setting}: {str(folder)!r} is a model in the format {name!r}, which has no "
-                "layers to compare; name the model that it was made from"
+                f"{setting}: {str(folder)!r} is a model in the format {name!r}, whose "
+                "layers cannot be compared; name the model that it was converted from"
             )
         check_comparable(setting, model, empty_model(folder))
 
@@ -228,15 +229,16 @@ def _check_examples(run: Run, tokenizer: PromptTokenizer) -> None:
         room = cast(PromptTokenizer, stage_tokenizer(stage, tokenizer)).budget("query")
         if run.model.example_tokens >= room:
             raise ConfigError(
-                f"model.examples.max_tokens is {run.model.example_tokens}, but stages.{stage.name}."
-                f"query_max_length {stage.query_max_length} has room for {room} tokens, the query "
-                "included; lower the first or raise the second"
+                f"model.examples.max_tokens is {run.model.example_tokens}, but "
+                f"stages.{stage.name}.query_max_length {stage.query_max_length} has room "
+                f"for {room} tokens, the query included; lower model.examples.max_tokens or "
+                "raise query_max_length"
             )
     if not any(d.query_instruction or d.source.instruction_column for d in run.used_datasets):
         raise ConfigError(
-            "model.examples puts in-context examples into a query's instruction, but no data set "
-            "of a stage has an instruction; set data.datasets.<name>.query_instruction, or "
-            "model.examples=null"
+            "model.examples puts in-context examples into a query's instruction, but no "
+            "data set of a stage has an instruction; set "
+            "data.datasets.<name>.query_instruction, or set model.examples=null"
         )
 
 
@@ -317,10 +319,10 @@ def _check_head(
     cut = head if len(head) <= _SHOWN_CHARACTERS else f"{head[:_SHOWN_CHARACTERS]}…"
     length = tokenizer.max_lengths[role]
     raise ConfigError(
-        f"{setting}: as the model sees it, {cut!r} takes {tokens} tokens, and {owner}."
-        f"{role}_max_length {length} has room for {room} without special tokens, so none is left "
-        f"for the {role} itself; shorten it, or set {owner}.{role}_max_length to more than "
-        f"{length - room + tokens}"
+        f"{setting}: {cut!r} takes {tokens} tokens of the model's tokenizer, but "
+        f"{owner}.{role}_max_length={length} has room for {room} tokens besides special "
+        f"tokens, so no token is left for the {role} itself; shorten the text in {setting}, "
+        f"or set {owner}.{role}_max_length to more than {length - room + tokens}"
     )
 
 

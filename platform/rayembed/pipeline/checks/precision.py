@@ -63,8 +63,8 @@ def say_dtype(asked: DtypeSetting, precision: Precision) -> None:
         logger.info("model.backbone.dtype=auto: using %s", precision)
     elif precision.dtype != asked:
         logger.warning(
-            "model.backbone.dtype is %s, but %s on the workers' nodes; a new run with auto or "
-            "%s is faster",
+            "model.backbone.dtype is %s, but %s on the workers' nodes; training would be "
+            "faster in a new run with model.backbone.dtype=auto or %s",
             *(asked, precision.why, precision.dtype),
         )
 

@@ -70,7 +70,7 @@ def evaluate(run: EvaluationRun) -> EvaluationResult:
     beside = [job for of_one in jobs.values() for job in of_one]
     for job in beside:
         if job.finished(meta_of(model)):
-            logger.info("%s: all results exist already", job.name)
+            logger.info("%s: nothing to compute, because all results exist already", job.name)
     done_beside: dict[Any, Done] = {}
 
     def take(done: Done) -> None:

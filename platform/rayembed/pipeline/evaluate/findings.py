@@ -126,7 +126,11 @@ def make_findings(
             if finding is not None:
                 _write(subject, finding)
         except Exception as error:  # of another package: the scores are there, whatever it does
-            logger.warning("finding %s failed", name, exc_info=True)
+            logger.warning(
+                "the additional analysis %s of the scores failed; the scores are not affected",
+                name,
+                exc_info=True,
+            )
             reason = str(error) or type(error).__name__
             finding = Finding(lines=(f"no finding {name!r}, since it failed: {reason}",))
         if finding is not None:
@@ -137,7 +141,10 @@ def make_findings(
 def _write(subject: ScoredModels | ComparedModels, finding: Finding) -> None:
     for name, content in finding.files.items():
         if name.endswith(".json") or Path(name).name != name:
-            raise ValueError(f"{name!r} is no name for a file of a finding, see `Finding.files`")
+            raise ValueError(
+                f"{name!r} cannot be the name of a file in Finding.files: a name has no folder "
+                "and does not end in .json"
+            )
         subject.write(name, content.encode() if isinstance(content, str) else content)
 
 

@@ -83,7 +83,9 @@ def _check_combination(args: argparse.Namespace, gates: Gates) -> None:
             f"--better-than {CHAMPION}, or both"
         )
     if not args.promote and (named or args.again):
-        raise ConfigError("gates apply to a promotion only; add --promote")
+        raise ConfigError(
+            "--require, --better-than and --again apply to a promotion only; add --promote"
+        )
     if args.tolerance is not None and gates.better_than is None:
         raise ConfigError(f"--tolerance applies to --better-than; add --better-than {CHAMPION}")
     if gates.differing and gates.better_than is None:
@@ -109,8 +111,8 @@ def _register(client: Any, asked: argparse.Namespace) -> int:
     out = console(soft_wrap=True)
     if asked.push_to_hub is not None and candidate.folder is None:
         raise ConfigError(
-            f"--push-to-hub uploads a folder, and {asked.model!r} is a version of the registry; "
-            "name the exported folder as --model, which has the same weights"
+            f"--push-to-hub uploads a folder, but {asked.model!r} is a registered version; "
+            "name as --model the exported folder that has the same weights"
         )
     named = None if candidate.folder is None else asked.name
     if asked.promote:

@@ -245,9 +245,9 @@ def check_registrable(folder: Path) -> None:
     check_for_sentence_transformers(folder)
     if foreign := foreign_modules(folder):
         raise ArtifactError(
-            f"{str(folder)!r} cannot be registered: its modules {foreign} are code that it brings "
-            "itself, which is never run. Load it with rayembed.models.loading.load.load_model and "
-            "save it to another folder"
+            f"{str(folder)!r} cannot be registered: its modules {foreign} are code that it "
+            "brings itself, which is never run. Load the model with "
+            "rayembed.models.loading.load.load_model and save it to another folder"
         )
 
 
@@ -332,7 +332,11 @@ def _with_proof(folder: Path) -> None:
     try:
         check_loadable(folder)
     except ArtifactError as error:
-        logger.warning("no proof is registered with the model: %s", error)
+        logger.warning(
+            "the model is registered without reference vectors (proof/), so its vectors cannot "
+            "be verified after loading: %s",
+            error,
+        )
         return
     add_proof(folder)
 

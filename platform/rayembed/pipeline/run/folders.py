@@ -124,11 +124,12 @@ class RunFolders:
             former, here = kept.get(stage), file_name(place)
             if former not in (None, here):
                 raise ArtifactError(
-                    f"the run {name!r} in {self.storage!r} has other data: its stage {stage!r} "
-                    f"trains on the plan {former!r}, but the sources now give the plan {here!r}. "
-                    "Files, or rayembed's way of preparing them, have changed since; nothing of "
-                    "that run was changed. Give this run another name (--set name=…), put the "
-                    "files back, or remove the other run."
+                    f"the run {name!r} in {self.storage!r} has other data: its stage "
+                    f"{stage!r} trains on the batch plan {former!r}, but the sources now "
+                    f"give the plan {here!r}. The data files, or rayembed's way of "
+                    "preparing them, have changed since the run began, so this start is "
+                    "refused; the existing run was not changed. Give this run another name "
+                    "(--set name=…), put the files back, or remove the existing run."
                 )
 
     def keep_plans(self, plans: Mapping[str, str]) -> None:
@@ -168,8 +169,9 @@ def plan_of(run: Run, stage: str) -> str:
         ) from None
     if stage not in plans:
         raise ArtifactError(
-            f"{path!r} records no batch plan for the stage {stage!r}, because no training of that "
-            "name has prepared one; start the training, or correct --name or placement.storage_path"
+            f"{path!r} lists no batch plan for the stage {stage!r}, because no training "
+            "with this run name has prepared a plan; start the training, or correct --name "
+            "or placement.storage_path"
         )
     return join(storage, "plans", check_inside(plans[stage], repr(path)))
 

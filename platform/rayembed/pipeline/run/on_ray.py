@@ -119,7 +119,7 @@ def ensure_token() -> None:
         _write_token(path)
     elif not chosen and path.stat().st_mode & 0o077:
         path.chmod(0o600)
-        logger.info("%s was readable by others; its mode is now 600", path)
+        logger.info("the token file %s was readable by other users; its mode is now 600", path)
     if not path.read_text(encoding="utf-8").strip():
         raise PlacementError(f"the Ray token file {str(path)!r} is empty; remove it and try again")
 
@@ -178,7 +178,9 @@ def free_port() -> int:
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             opened.bind(("", candidate))
             return candidate
-    raise PlacementError("no free port was found in 20000 to 32000")
+    raise PlacementError(
+        "no free port was found in 20000 to 32000; stop processes that listen on these ports"
+    )
 
 
 def _filter_lines_of_workers() -> None:

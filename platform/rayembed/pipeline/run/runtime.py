@@ -86,7 +86,8 @@ class Here:
                 raise PlacementError(f"{problem}, or train on CPUs (placement.use_gpu=false)")
             if placement.gpu and facts.gpu and not is_device(placement.gpu, facts.gpu):
                 logger.warning(
-                    "placement.gpu is %s, but this machine's GPU is %s: the run uses the machine's",
+                    "placement.gpu is %s, but this machine's GPU is %s; the run uses the "
+                    "GPU of this machine",
                     *(placement.gpu, facts.gpu),
                 )
         nodes = [_this_machine()]

@@ -162,7 +162,7 @@ def train_claimed(
     """
     run = as_begun(run, folders.local)
     if check_run_folder(folders.local, run, place=folders.storage):
-        logger.info("run %s resumes in %s", run.name, folders.storage)
+        logger.info("run %s resumes in the folder %s", run.name, folders.storage)
     tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
     tokenizer, sources = _checked(run)
     validates = run.evaluation.validation is not None

@@ -171,9 +171,9 @@ class Checkpoint:
             saved, asked = getattr(self.position, name), getattr(expected, name)
             if saved != asked:
                 raise ArtifactError(
-                    f"checkpoint {str(folder)!r} was made with {name} {saved!r}, but this run has "
-                    f"{asked!r}; resume with the same{_CAUSES.get(name, '')}, or start under "
-                    "another --name"
+                    f"checkpoint {str(folder)!r} was made with {name} {saved!r}, but this "
+                    f"run has {asked!r}; resume with the "
+                    f"same{_CAUSES.get(name, f' {name}')}, or start under another --name"
                 )
         self._tensors = _open_tensors(folder, self.position.workers)
 
@@ -204,7 +204,8 @@ class Checkpoint:
         else:
             torch.manual_seed((torch.initial_seed() + self.position.step * 7_368_787) % 2**63)
             logger.info(
-                "the checkpoint was made by %d workers, but now there are %d: dropout masks differ",
+                "the checkpoint was made by %d workers, but this start has %d workers: "
+                "dropout masks will differ from those of an uninterrupted run",
                 *(self.position.workers, world_size()),
             )
 
@@ -224,9 +225,10 @@ class _Read(Mapping[str, Tensor]):
             value: Tensor = file.get_tensor(key)
         if tensors_digest({key: value}) != digest:
             raise ArtifactError(
-                f"the checkpoint {str(path.parent)!r} is damaged: {key!r} in {path.name} has "
-                "changed since it was written. Remove that folder and submit the run again: it "
-                "resumes from the checkpoint before. Check the disk or the storage"
+                f"the checkpoint {str(path.parent)!r} is damaged: {key!r} in {path.name} "
+                "has changed since it was written. Remove that folder and submit the run "
+                "again: it resumes from the previous checkpoint. Check the disk or object "
+                "storage for errors"
             )
         return value
 
@@ -247,7 +249,7 @@ def read_position(folder: str) -> Position:
         return Position(**json.loads(read_bytes(join(folder, POSITION))))
     except (ValueError, TypeError) as error:
         raise ArtifactError(
-            f"{join(folder, POSITION)!r} is no valid record of a checkpoint: {error}"
+            f"{join(folder, POSITION)!r} is not a valid record of a checkpoint: {error}"
         ) from None
 
 

@@ -66,8 +66,8 @@ def repair_checkpoint_list(folder: str) -> bool:
     damaged = {name: damages[name] or "" for name in listed or () if name not in whole}
     if listed is None and exists(join(folder, LIST_FILE)):
         logger.warning(
-            "Ray Train's list %s is cut off or of another version of Ray: it is rebuilt from the "
-            "complete checkpoints next to it (%s)",
+            "Ray Train's list of checkpoints %s is cut off or of another version of Ray: "
+            "it is rebuilt from the complete checkpoints next to it (%s)",
             *(join(folder, LIST_FILE), ", ".join(whole) or "none"),
         )
     _warn_of(damaged, whole)
@@ -112,7 +112,11 @@ def remove_states(run: NamedRun, run_folder: str) -> None:
                 remove_folder(folder)
                 num_bytes += sum(sizes.values())
     except StorageError as error:
-        logger.warning("%s; run the same command again to retry", error)
+        logger.warning(
+            "some checkpoints of the finished run could not be removed: %s. Run the same "
+            "command again to retry",
+            error,
+        )
     if num_bytes:
         logger.info(
             "run %s is done: removed %.1f MB of checkpoints (placement.keep_states=true keeps "
@@ -136,7 +140,7 @@ def newest_step(stage_folder: str) -> int:
 
 def _warn_of(damages: Mapping[str, str], whole: Sequence[str]) -> None:
     for name, damage in damages.items():
-        logger.warning("checkpoint %s is incomplete and is removed: %s", name, damage)
+        logger.warning("the checkpoint %s is incomplete and is removed: %s", name, damage)
     if damages and (not whole or max(damages) > whole[-1]):
         before = whole[-1] if whole else "its beginning"
         logger.warning("the stage resumes from %s", before)

@@ -59,7 +59,8 @@ def read_made_of(path: str) -> dict[str, str]:
         raise
     except ArtifactError as error:
         raise ArtifactError(
-            f"{path!r} holds no weights of a stage ({error}); remove it to train the stage again"
+            f"{path!r} does not hold the weights of a training stage ({error}); remove the "
+            "file to train the stage again"
         ) from error
     return found
 
@@ -73,9 +74,10 @@ def check_made_of(path: str, wanted: Mapping[str, str]) -> None:
     found = read_made_of(path)
     if {name: found.get(name) for name in wanted} != wanted:
         raise ArtifactError(
-            f"{path!r} was made from {found}, but this run would make it from {wanted}: settings, "
-            "data or the previous stage have changed since. Restore them, give this run another "
-            "--name, or remove the stage's folder."
+            f"the weights {path!r} were made from {found}, but this run would make them "
+            f"from {wanted}: settings, data or the previous stage have changed since. "
+            "Restore the former settings and data, give this run another --name, or remove "
+            "the stage's folder."
         )
 
 
@@ -111,7 +113,7 @@ def read_weights(path: str) -> dict[str, Tensor]:
         state = safetensors.torch.load(read_bytes(path))
         if (seen := tensors_digest(state)) != content:
             raise ValueError(
-                f"their header states the digest {content}, but the tensors have {seen}"
+                f"their header states the digest {content}, but the tensors have the digest {seen}"
             )
     except (ValueError, SafetensorError) as error:
         raise ArtifactError(
@@ -151,5 +153,8 @@ def read_header(path: str) -> dict[str, str]:
         raise unreadable(error)(f"{path!r} cannot be read: {error!r}") from error
     expected = _LENGTH_BYTES + length + tensors
     if there != expected:
-        raise ArtifactError(f"{path!r} is cut off: it has {there:,} of {expected:,} bytes")
+        raise ArtifactError(
+            f"{path!r} is cut off: it has {there:,} of the {expected:,} bytes that its header "
+            "states"
+        )
     return metadata

@@ -293,9 +293,9 @@ def check_rows(batch: StepBatch, stage: StageConfig) -> None:
     found, teachers = len(batch.teacher_vectors), len(stage.teachers)
     if "teacher_vectors" in stage.loss.needs and found != teachers:
         raise DataError(
-            f"stage {stage.name!r}: step {batch.step} has vectors of {found} teachers, "
-            f"but the loss {stage.loss.kind!r} needs vectors of the stage's {teachers}; prepare "
-            "the stage's plan again"
+            f"stage {stage.name!r}: step {batch.step} has vectors of {found} teachers, but "
+            f"the loss {stage.loss.kind!r} needs vectors of the stage's {teachers} "
+            "teachers; prepare the stage's batch plan again"
         )
     if "similarity" not in stage.loss.needs:
         return
@@ -303,10 +303,11 @@ def check_rows(batch: StepBatch, stage: StageConfig) -> None:
     if not without:
         return
     raise DataError(
-        f"stage {stage.name!r}: {len(without)} of this worker's {len(batch.dataset)} rows of step "
-        f"{batch.step} have no graded similarity, which the loss {stage.loss.kind!r} needs; "
-        f"they are from the data sets {', '.join(sorted(set(without)))}. Remove these from the "
-        "stage's datasets, or use another loss."
+        f"stage {stage.name!r}: the loss {stage.loss.kind!r} needs a graded similarity for "
+        f"each row, but {len(without)} of this worker's {len(batch.dataset)} rows of step "
+        f"{batch.step} have none; they are from the data sets "
+        f"{', '.join(sorted(set(without)))}. Remove these data sets from the stage's "
+        "datasets, or use another loss."
     )
 
 

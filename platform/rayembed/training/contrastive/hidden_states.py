@@ -121,9 +121,10 @@ def check_comparable(setting: str, student: EmbeddingModel, teacher: EmbeddingMo
     reason = _why_not_comparable(student, teacher)
     if reason is not None:
         raise ConfigError(
-            f"{setting}: {reason}. Hidden states can only be compared with an uncompressed or "
-            "larger copy of the same model; name such a copy, or learn from the teacher's vectors "
-            "instead (loss.kind=vector_distillation, with teachers=[{teacher: …}])"
+            f"{setting}: {reason}. Hidden states can only be compared with an uncompressed "
+            "or larger copy of the same model; name such a copy, or learn from the "
+            "teacher's embeddings instead (loss.kind=vector_distillation, with "
+            f"teachers=[{{teacher: …}}])"
         )
 
 

@@ -187,8 +187,9 @@ class EmbeddingObjective(Objective):
         """Check that the stage's loss works on embeddings."""
         if not isinstance(stage.loss, Contrastive | Pairwise):
             raise ConfigError(
-                f"stages.{stage.name}.loss.kind is {stage.loss.kind!r}, which does not "
-                "work on embeddings, as this model's loss must; use another loss, such as infonce"
+                f"stages.{stage.name}.loss.kind is {stage.loss.kind!r}, which does not work "
+                "on embeddings, but a loss of this model must; use another loss, such as "
+                "infonce"
             )
 
     def teacher_widths(self, plan: BatchPlan) -> tuple[int, ...]:

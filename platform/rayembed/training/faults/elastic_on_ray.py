@@ -85,8 +85,8 @@ def end_with_checkpoint(trainer: StoppableTrainer, sink: Any, stage: str) -> Non
         _await_checkpoint(sink, stage)
     except ray.exceptions.RayError:
         logger.warning(
-            "stage %s: no checkpoint can be made, because Ray's own processes do not answer or "
-            "were stopped too; it resumes from the previous checkpoint",
+            "stage %s: no checkpoint can be made, because Ray's own processes do not "
+            "answer or were stopped too; the stage will resume from the previous checkpoint",
             stage,
         )
     finally:
@@ -96,7 +96,11 @@ def end_with_checkpoint(trainer: StoppableTrainer, sink: Any, stage: str) -> Non
 def _await_checkpoint(sink: Any, stage: str) -> None:
     if not ray.get(sink.stop.remote(), timeout=_ANSWER_SECONDS):
         return
-    logger.info("stage %s: stopping; waiting up to %g s for a checkpoint", stage, SAVE_SECONDS)
+    logger.info(
+        "stage %s: stopping; waiting up to %g s until workers have written a checkpoint",
+        stage,
+        SAVE_SECONDS,
+    )
     deadline = time.monotonic() + SAVE_SECONDS
     while time.monotonic() < deadline:
         step = ray.get(sink.saved_step.remote(), timeout=_ANSWER_SECONDS)
@@ -105,7 +109,7 @@ def _await_checkpoint(sink: Any, stage: str) -> None:
             return
         time.sleep(_SAVE_POLL_SECONDS)
     logger.warning(
-        "stage %s: stopped without a new checkpoint, as none was made within %g s",
+        "stage %s: stopped without a new checkpoint, because workers wrote none within %g s",
         stage,
         SAVE_SECONDS,
     )
@@ -213,7 +217,11 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray is not t
         try:
             answer: dict[str, Node] = ray.get(asked, timeout=_ANSWER_SECONDS)
         except ray.exceptions.RayError as error:
-            logger.warning("Ray's coordinator of resources does not answer: %s", error)
+            logger.warning(
+                "Ray's autoscaling coordinator does not say which resources it has "
+                "reserved for this run: %s",
+                error,
+            )
             return None
         return answer
 

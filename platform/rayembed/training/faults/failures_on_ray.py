@@ -80,7 +80,7 @@ class _Backend(TorchConfig().backend_cls):  # type: ignore[misc]  # Ray is not t
         try:
             super().on_shutdown(worker_group, backend_config)
         except ray.exceptions.OutOfMemoryError as error:
-            logger.debug("a worker is gone before its process group is closed: %s", error)
+            logger.debug("a worker ended before its process group was closed: %s", error)
 
 
 class Torch(TorchConfig):  # type: ignore[misc]  # Ray is not typed
@@ -114,8 +114,8 @@ class OnWorkerErrors(UserCallback):  # type: ignore[misc]  # Ray is not typed
         error = worker_exceptions[worker]
         died = isinstance(error, WorkerHealthCheckFailedError)
         logger.warning(
-            "worker %d %s; all workers restart from the last checkpoint, at most "
-            "placement.max_failures times: %s",
+            "worker %d %s; all workers restart from the last checkpoint (at most "
+            "placement.max_failures times). Cause: %s",
             *(worker, "died" if died else "failed", death(error) or reason(error)),
         )
 

@@ -97,7 +97,7 @@ class HangWatch(Callback):
             where = self._where(_place(stack), _waits(stack))
             frames = traceback.StackSummary.extract(reversed(stack))
             logger.warning(
-                "%s has made no step for %.0f s; its training is at:\n%s",
+                "%s has made no step for %.0f s; its training thread is at:\n%s",
                 *(where.name, self._limit, "".join(frames.format())),
             )
             self._tell(where)

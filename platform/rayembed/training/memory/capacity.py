@@ -103,8 +103,9 @@ def check_validation_capacity(placement: Placement, nodes: Sequence[Node]) -> No
     total = {kind: sum(node.get(kind, 0.0) for node in nodes) for kind in wanted}
     if any(total[kind] < workers.get(kind, 0.0) + wanted[kind] for kind in wanted):
         logger.warning(
-            "the cluster has no room for a validation task (%s) next to %d workers: weights are "
-            "scored when a stage's training is over, so no stage can end early",
+            "the cluster has no room for a validation task (%s) next to %d workers: "
+            "weights are scored only after a stage's training, so early stopping has no "
+            "effect",
             *(_shown(wanted), placement.workers),
         )
 
@@ -121,14 +122,15 @@ def check_capacity(placement: Placement, nodes: Sequence[Node]) -> None:
     if fit >= needed:
         if placement.on_gpu and placement.gpu is None and placement.workers > 1 and len(kinds) > 1:
             logger.warning(
-                "the nodes have GPUs of several kinds (%s): all workers wait for the slowest; "
-                "set placement.gpu to use one kind",
+                "the nodes have GPUs of several kinds (%s), and all workers wait for the "
+                "slowest; set placement.gpu to use one kind",
                 ", ".join(kinds),
             )
         if fit < placement.workers:
             logger.info(
-                "the cluster has room for %d of %d workers now: training begins with as many of "
-                "them as split its batches equally, and adds workers when nodes join",
+                "the cluster has room for %d of %d workers now: training begins with the "
+                "largest number of them that splits its batches equally, and adds workers "
+                "when nodes join",
                 *(fit, placement.workers),
             )
         return
@@ -154,8 +156,8 @@ def check_capacity(placement: Placement, nodes: Sequence[Node]) -> None:
     if placement.on_gpu and total["GPU"]:
         advice += ", or compute on CPUs (placement.use_gpu=false)"
     raise PlacementError(
-        f"{setting}={needed} need {_shown(wanted)} each: {problem}. The cluster "
-        f"has {_shown_nodes(nodes, wanted)}. Please {advice}; on a cluster that adds nodes on "
+        f"{setting}={needed} workers need {_shown(wanted)} each: {problem}. The cluster has "
+        f"{_shown_nodes(nodes, wanted)}. Please {advice}; on a cluster that adds nodes on "
         "demand, set placement.wait_for_nodes_seconds."
     )
 

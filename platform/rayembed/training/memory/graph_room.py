@@ -191,8 +191,8 @@ class GraphRoom:
         tokens = packed_tokens(left, a_token)
         if not rank():
             logger.info(
-                "forward passes have %s tokens (placement.micro_batch_tokens): graphs need "
-                "%.3g MB per token, and %.1f GiB are free for them",
+                "forward passes have %s tokens (placement.micro_batch_tokens): autograd "
+                "graphs need %.3g MB per token, and %.1f GiB of memory are free for graphs",
                 *(f"{tokens:,}", a_token / 1e6, left / 2**30),
             )
         return tokens
@@ -273,8 +273,8 @@ class GraphRoom:
                     "layers are recomputed" if self._recompute == "auto" and not how else beyond
                 )
             logger.info(
-                "autograd graphs take %.3g MB per token%s, and %.1f GiB are free for them: %s for "
-                "steps of more than %s tokens per worker",
+                "autograd graphs take %.3g MB per token%s, and %.1f GiB of memory are free "
+                "for graphs: %s for steps of more than %s tokens per worker",
                 a_token / 1e6,
                 how,
                 left / 2**30,

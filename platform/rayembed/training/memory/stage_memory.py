@@ -91,7 +91,8 @@ class MemoryPlan:
             return replace(plan, measured_with=dict(plan.measured_with))
         except (ValueError, TypeError) as error:
             raise ArtifactError(
-                f"{path} is no memory plan ({error}); remove it, and training measures memory again"
+                f"{path} is not a valid memory plan ({error}); remove the file, and "
+                "training measures memory again"
             ) from error
 
     def write(self, folder: str) -> None:
@@ -123,8 +124,8 @@ class StageMemory:
         """Plan of this start."""
         if folder is not None and self.plan.graph_bytes is not None and not rank():
             logger.info(
-                "stage %s ran out of memory in an earlier start, so it keeps fewer activations: "
-                "%s (%s)",
+                "stage %s ran out of memory in an earlier start, so it keeps fewer "
+                "activations: %s (memory plan: %s)",
                 *(stage.name, self._kept(self.plan.graph_bytes), join(folder, MEMORY_FILE)),
             )
 
@@ -229,8 +230,8 @@ class StageMemory:
         if changed:
             if plan != MemoryPlan() and not rank():
                 logger.info(
-                    "stage %s: memory is measured again; the plan %s is ignored, because it was "
-                    "made with other values of %s",
+                    "stage %s: memory is measured again; the memory plan %s is ignored, "
+                    "because these values have changed since it was made: %s",
                     *(self._stage.name, join(folder, MEMORY_FILE)),
                     ", ".join(f"{name} ({before.get(name)}, now {now[name]})" for name in changed),
                 )

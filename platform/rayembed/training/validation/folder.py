@@ -106,7 +106,8 @@ class ValidationFolder:
             return ValidationResult(**json.loads(read_bytes(path)))
         except (ValueError, TypeError) as error:
             raise ArtifactError(
-                f"{path!r} holds no score: {error}; remove it to have the weights scored again"
+                f"{path!r} holds no validation score: {error}; remove the file to have the "
+                "weights scored again"
             ) from None
 
     def records(self) -> dict[int, ValidationResult]:

@@ -68,9 +68,10 @@ class ValidationScoring:
         for record in self._records.values():
             if record.data != self._data:
                 raise ArtifactError(
-                    f"stage {stage!r}: step {record.step} was scored on the data {record.data!r}, "
-                    f"now they are {self._data!r}: the validation's texts or mteb's version have "
-                    "changed since. Restore them, or give this run another --name"
+                    f"stage {stage!r}: step {record.step} was scored on the validation data "
+                    f"{record.data!r}, but now they are {self._data!r}: the validation's "
+                    "texts or mteb's version have changed since. Restore them, or give "
+                    "this run another --name"
                 )
             if record.score is not None:
                 validation.on_scored(record)
@@ -127,8 +128,8 @@ class ValidationScoring:
         """
         if self._keep(ValidationResult(step, content, self._data, None, {}, seconds, problem)):
             logger.warning(
-                "stage %s: the weights of step %d have no validation score, and training goes on "
-                "without it: %s",
+                "stage %s: the weights of step %d could not be scored, and training "
+                "continues without that validation score: %s",
                 *(self._stage, step, problem),
             )
 
@@ -166,16 +167,16 @@ class ValidationScoring:
             best = None if self._config.keep == "last" else choose(left, left).step
             gone, step = step, best or max(there)
             logger.warning(
-                "stage %s: the weights of step %d are lost, because workers restarted from an "
-                "earlier step; the best remaining step, %d, is used",
+                "stage %s: the weights of step %d are lost, because workers restarted from "
+                "an earlier step; the weights of step %d, the best that remain, are used",
                 *(self._stage, gone, step),
             )
         elif choice.step is None:
             logger.warning(
-                "stage %s: no step has a validation score; the stage passes on its last weights",
+                "stage %s: no step has a validation score, so the stage ends with its last weights",
                 self._stage,
             )
-        logger.info("stage %s passes on the weights of step %d", self._stage, step)
+        logger.info("stage %s ends with the weights of step %d", self._stage, step)
         for other in sorted(there - {step}):
             self._folder.remove(other)
         self._folder.promote(step, target)  # last: it says that the stage is done
@@ -191,7 +192,8 @@ class ValidationScoring:
         """
         if record.content != self._folder.content(record.step):
             logger.info(
-                "step %d was reached again with other weights; their former score is discarded",
+                "training reached step %d again with other weights, so the former "
+                "validation score of that step is discarded",
                 record.step,
             )
             return False
