@@ -182,7 +182,7 @@ def test_calibration_texts_are_those_of_the_run_and_of_files(given, tmp_path):
     ("arguments", "told"),
     [
         (("--way", "magnitude", "--way", "magnitude"), "two compression methods have the label"),
-        (("--way", "vocabulary"), "rayembed sizes cuts by all of them"),
+        (("--way", "vocabulary"), "rayembed sizes uses all texts of the training data"),
         (("--way", "magnitud"), "did you mean 'magnitude'"),
         (("--way", "magnitude,structure=2:4,sparsity=0.7"), "leave sparsity at 0.5"),
         (("--way", "magnitude", "--set=calibration.number=100000"), "--set speed=null"),

@@ -254,7 +254,7 @@ def test_a_damaged_graph_is_told_and_not_computed(given, runtime, tmp_path):
     with pytest.raises(ArtifactError, match="cannot be opened"):
         encode(load_model(folder), TEXTS, role="query")
     file.unlink()
-    with pytest.raises(ArtifactError, match=r"graph\.\w+ of its graphs missing"):
+    with pytest.raises(ArtifactError, match=r"graph files graph\.\w+ are missing"):
         load_model(folder)
     with pytest.raises(ArtifactError, match="incomplete"):
         check_loadable(folder)
@@ -262,9 +262,9 @@ def test_a_damaged_graph_is_told_and_not_computed(given, runtime, tmp_path):
 
 def test_too_few_texts_and_far_vectors_are_refused(given):
     source, output = given.source("biencoder"), given.folder / "refused"
-    with pytest.raises(ConfigError, match="at least 8 calibration texts and got 3"):
+    with pytest.raises(ConfigError, match="at least 8 calibration texts, but got 3"):
         Onnx(precision="int8-static").compress(CompressionSource(source, CALIBRATION[:3]), output)
-    with pytest.raises(ArtifactError, match="the minimum is least_cosine=1"):
+    with pytest.raises(ArtifactError, match="the minimum mean cosine is least_cosine=1"):
         Onnx(precision="int8-dynamic", least_cosine=1.0).compress(CompressionSource(source), output)
     with pytest.raises(ConfigError, match="matches no parameter"):
         Onnx(skip=("*.no_such.*",)).compress(CompressionSource(source), output)
@@ -297,5 +297,5 @@ def test_passes_that_no_graph_can_have_are_refused_before_work(given, monkeypatc
 
     Onnx(precision="float32").check(given.source("biencoder"))
     monkeypatch.setattr(PooledTransformer, "forward", by_content)
-    with pytest.raises(ConfigError, match="biencoder of these parts cannot be exported as a graph"):
+    with pytest.raises(ConfigError, match="biencoder model cannot be exported as a graph"):
         Onnx(precision="float32").check(given.source("biencoder"))

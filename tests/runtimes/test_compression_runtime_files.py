@@ -66,7 +66,7 @@ def test_without_compression_a_graph_is_refused_with_what_reads_it(tmp_path, mon
     settings = json.loads((tmp_path / "rayembed.json").read_text())
     settings |= {"format": "graph", "graph": {"runtime": "onnx", "file": "graph.onnx"}}
     (tmp_path / "rayembed.json").write_text(json.dumps(settings))
-    with pytest.raises(ArtifactError, match=r"graph\.onnx of its graphs missing"):
+    with pytest.raises(ArtifactError, match=r"graph files graph\.onnx are missing"):
         load_model(tmp_path)
     none = NamedTable("nothing", folder_formats.FolderFormat, "format", {})
     monkeypatch.setattr(folder_formats, "FORMATS", none)

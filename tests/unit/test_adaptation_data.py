@@ -422,7 +422,7 @@ def test_wrong_corpora_are_told(folder, tmp_path):
     source = "corpus.texts.made-up.source"
     with pytest.raises(ConfigError, match=r"source\.text = 'txt'.*did you mean 'text'"):
         prepare(f"{source}.text=txt")
-    with pytest.raises(DataError, match=r"2 of 326 rows .*max_rejected_share 0\.001"):
+    with pytest.raises(DataError, match=r"2 of 326 rows .*max_rejected_share=0\.001"):
         prepare(f"{source}.max_rejected_share=0.001")
     with pytest.raises(ConfigError, match=r"max_length is 2, but special tokens alone take 2"):
         prepare("corpus.max_length=2")

@@ -298,7 +298,7 @@ def test_labels_of_unknown_queries_are_told_before_the_search(hub, tmp_path):
     rows = [{"qid": "q-77", "docid": "doc-1", "relevance": 1}]
     changed(hub, f"{NEW}/default/dev_qrels.jsonl", jsonl(rows), ARXIV.labels_repository)
     model = NumberModel()
-    with pytest.raises(DataError, match=r"labels 1 queries .* such as \['q-77'\]"):
+    with pytest.raises(DataError, match=r"are for 1 queries .* such as \['q-77'\]"):
         job_of(ARXIV, tmp_path).run(model)
     assert model.calls == []
 
@@ -344,7 +344,7 @@ def test_a_layout_that_has_changed_is_named(hub, tmp_path):
     ("rows", "message"),
     [
         ([{"id": "a", "text": "x"}, {"id": "a", "text": "y"}], "2 rows have only 1 distinct ids"),
-        ([{"id": "a", "text": "x"}, {"id": "b", "text": None}], "1 rows have no text"),
+        ([{"id": "a", "text": "x"}, {"id": "b", "text": None}], "1 rows have no 'text'"),
         ([{"name": "a", "text": "x"}], "no column id; it has name, text"),
     ],
 )
@@ -412,7 +412,7 @@ def with_an_empty_query(found):
     [
         (without_a_query, r"returned no documents for 1 of 8 queries: \['test/q-2'\]"),
         (with_an_empty_query, r"returned no documents for 1 of 8 queries: \['dev/q-1'\]"),
-        (with_another_query, r"unknown queries: \['q-99'\]"),
+        (with_another_query, r"queries that are not in the data set: \['q-99'\]"),
         (with_an_unknown_document, r"documents that are not in the corpus.*doc-99"),
         (with_nan, "a score of query 'dev/q-1' is not a finite number"),
     ],

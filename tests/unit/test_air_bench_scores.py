@@ -64,7 +64,9 @@ def test_scores_are_those_of_mteb():
 
 def test_a_labelled_query_without_results_is_refused():
     """AIR-Bench would leave it out of the mean."""
-    with pytest.raises(DataError, match=r"1 labelled queries, such as \['c'\], have no results"):
+    with pytest.raises(
+        DataError, match=r"1 labelled queries have no search results, such as \['c'\]"
+    ):
         retrieval_scores(LABELS, {query: FOUND[query] for query in "ab"})
 
 

@@ -223,7 +223,7 @@ def test_nothing_goes_where_a_job_takes_the_run_after_it_was_looked_at(storage, 
 REFUSED = [
     (["--free", "run"], "needs the names of runs"),
     (["--free", "folder"], "needs the names of runs"),
-    (["--free", "run", "--free", "folder", "--run", "own"], "give one of the two"),
+    (["--free", "run", "--free", "folder", "--run", "own"], "give only one of the two"),
     (["--free", "data", "--run", "own"], "--run has no effect with --free data"),
     (["--delete-versions"], "--delete-versions needs --free run"),
     (["--run", "owns"], "did you mean 'own'"),
@@ -279,7 +279,10 @@ def test_a_run_that_another_one_names_stays(storage, run, capsys):
             (storage / "runs/second/run.yaml").write_text(text)
             code, _, err = clean(capsys, storage, "--free", "folder", "--run", "own")
             assert code == 1, way
-            assert "'second' of this storage use a model of the run 'own'" in err
+            assert (
+                "the run 'own' cannot be removed: 'second' of this storage use one of its models"
+                in err
+            )
             assert model.exists()
     code, _, err = clean(capsys, storage, "--free", "data")
     assert (code, "'second' does not record which data it uses" in err) == (1, True)
@@ -297,7 +300,7 @@ def test_a_version_that_a_run_names_stays_with_its_run(storage, run, capsys, end
         settings.write_text(naming(run, setting, f"models:/own{end}"))
         kept = files(storage)
         code, _, err = clean(capsys, storage, *arguments)
-        told = "'second' of this storage use version 1 of own @candidate, of the run 'own'"
+        told = "'own' cannot be removed: 'second' of this storage use its model version 1 of own @c"
         assert (code, told in err) == (1, True), err
         assert files(storage) == kept
     for elsewhere in (f"models:/own{end}0", f"models:/owner{end}", f"models:/my-own{end}"):
@@ -324,7 +327,10 @@ def test_a_sweep_goes_with_its_trials_and_a_trial_not_before_its_sweep_is_done(
     rows = [line.split()[:2] for line in clean(capsys, storage)[1].splitlines()]
     assert ["own", "stopped"] in rows
     code, _, err = clean(capsys, storage, "--free", "folder", "--run", "own")
-    assert (code, "'own' is a trial of the sweep 's', which is interrupted" in err) == (1, True)
+    assert (
+        code,
+        "'own' cannot be removed: it is a trial of the sweep 's', which is interrupted" in err,
+    ) == (1, True)
     assert clean(capsys, storage, "--free", "states", "--run", "s")[0] == 0
     assert checkpoints(storage) == []
     assert (storage / "runs/own/run.yaml").exists()

@@ -119,14 +119,18 @@ def test_of_two_revisions_it_asks_for_one(results, tmp_path, capsys):
         assert (code, "+25.00" in out) == (0, True), name
     code, _, err = run(capsys, *both, "rayembed/whole")
     assert code == 2
-    assert "chooses 2 of the compared models; name one of whole@fff999, whole@abc123" in err
+    assert (
+        "chooses 2 of the compared models, but only one can be the baseline; name one of whole@fff"
+        in err
+    )
+    assert "whole@abc123" in err
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         ((), "nothing to compare"),
-        (("--results", "nowhere"), "no results of mteb's below nowhere"),
+        (("--results", "nowhere"), "no result files of mteb below nowhere"),
     ],
 )
 def test_what_is_asked_wrongly_ends_with_2(argv, message, tmp_path, monkeypatch, capsys):

@@ -117,7 +117,7 @@ def test_a_storage_that_fails_is_no_file_without_a_result(error, tmp_path, monke
     monkeypatch.setattr(result_files, "read_bytes", fails)
     if error is ArtifactError:
         assert read_model(model) == {}
-        assert "is no result file of mteb's and is left out: cannot read" in caplog.text
+        assert "is not a result file of mteb, so it is left out: cannot read" in caplog.text
     else:
         with pytest.raises(StorageError, match=r"cannot read '.*SciFact.json'"):
             read_model(model)

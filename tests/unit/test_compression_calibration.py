@@ -276,7 +276,7 @@ def test_the_saved_model_gives_the_vectors_of_the_one_in_memory(kind, tmp_path):
 
 def test_too_few_texts_are_refused(tmp_path):
     folder = save_biencoder(tmp_path / "model")
-    with pytest.raises(ConfigError, match="minimum_texts = 128 calibration texts and got 12"):
+    with pytest.raises(ConfigError, match="minimum_texts = 128 calibration texts, but got 12"):
         Wanda().compress(CompressionSource(folder, TEXTS), tmp_path / "pruned")
     assert not (tmp_path / "pruned").exists()
 
@@ -296,7 +296,7 @@ def test_layers_that_are_used_several_times_are_refused_before_work(tmp_path):
     parts = tmp_path / "model-parts" / "backbone"
     transformers.AlbertModel(config).save_pretrained(parts)
     build_model(tiny_settings("biencoder"), {"backbone": parts}, seed=1).save(folder)
-    with pytest.raises(ConfigError, match="has 1 layers and runs them 3 times"):
+    with pytest.raises(ConfigError, match="runs its 1 layers 3 times"):
         Wanda().check(folder)
 
 

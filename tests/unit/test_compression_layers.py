@@ -30,7 +30,7 @@ def test_layers_are_evenly_spaced_and_of_the_right_kind():
     assert evenly_spaced(4, 1, any_kind) == [0]
     assert evenly_spaced(12, 6, alternating) == [0, 3, 4, 7, 8, 11]
     assert evenly_spaced(24, 12, alternating)[::11] == [0, 23]
-    with pytest.raises(ConfigError, match="none of the kind"):
+    with pytest.raises(ConfigError, match="no layer of the kind"):
         evenly_spaced(3, 2, lambda layer, place: place == 0)
 
 

@@ -93,7 +93,7 @@ def test_what_cannot_be_made_is_refused_before_work(run, tmp_path, monkeypatch, 
     with pytest.raises(ConfigError, match="has 3 layers"):
         make_sizes(run, {**SIZES, "layers-9": (Layers(number=9),)})
     silent = override(run, ["data.datasets.pairs.held_out=null"])
-    with pytest.raises(ConfigError, match="has no tasks to compare sizes by"):
+    with pytest.raises(ConfigError, match="has no tasks to compare the sizes of the model by"):
         make_sizes(silent, SIZES)
     for words, told in (
         (["--size", "nothing"], "a size needs layers or vocabulary"),
@@ -174,7 +174,7 @@ def test_languages_of_the_training_data_say_which_tokens_are_kept(run, tmp_path,
         sizes_module._texts_of(many, None, ["fr", "de"])
     for words, told in (
         (["--size", "vocabulary", "--texts", str(path), "--language", "fr"], "only one of them"),
-        (["--language", "fr"], "none of the sizes has one"),
+        (["--language", "fr"], "no --size reduces the vocabulary"),
     ):
         assert run_sizes_job(words) == 2
         assert told in capsys.readouterr().err

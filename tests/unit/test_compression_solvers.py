@@ -200,7 +200,7 @@ def test_inputs_that_depend_on_each_other_are_damped_more_and_broken_ones_refuse
     with caplog.at_level(logging.WARNING):
         assert damping(nearly, "layer") > 0.01
     assert "nearly linearly dependent" in caplog.text
-    with pytest.raises(ArtifactError, match="no second moments"):
+    with pytest.raises(ArtifactError, match=r"second moments .* cannot be inverted"):
         damping(torch.full((8, 8), float("nan")), "layer")
 
 

@@ -229,7 +229,7 @@ def test_nothing_left_or_nothing_there_is_an_error(tmp_path: Path) -> None:
     rows = [Record(f"{i}", f"query {i}", (f"document {i}",), "d") for i in range(2)]
     before = prepared(tmp_path, rows, 1)
     assert make_filtered(pipeline_context, dataset(top_k=2), before).manifest["rows_out"] == 2
-    with pytest.raises(DataError, match=r"'d': .* leaves none of its 2 rows; .*'2': 2.*top_k 1"):
+    with pytest.raises(DataError, match=r"'d': .* leaves none of its 2 rows, .*'2': 2.*top_k=1"):
         make_filtered(pipeline_context, dataset(top_k=1), before)
     with pytest.raises(DataError, match="'d' has no rows"):
         make_filtered(pipeline_context, dataset(), prepared(tmp_path / "no", [], 25))

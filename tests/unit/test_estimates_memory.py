@@ -171,7 +171,9 @@ def test_a_dry_run_tells_gpus_and_host_memory_and_what_is_not_counted():
 
 def test_a_named_gpu_is_held_against_the_run():
     assert re.search(r"on H100: 3\d\.\d\d GiB of 75\.05 GiB", printed("placement.gpu=H100"))
-    with pytest.raises(ConfigError, match=r"gpu is A10G, .* 20\.90 GiB, and this run needs 3\d\."):
+    with pytest.raises(
+        ConfigError, match=r"gpu is A10G, .* 20\.90 GiB of memory, but this run needs 3\d\."
+    ):
         printed("placement.gpu=A10G")
     smaller = ["placement.zero_stage=3", "placement.micro_batch_tokens=4096"]
     assert "on A10G: " in printed("placement.gpu=a10g", *smaller)

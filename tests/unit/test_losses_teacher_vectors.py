@@ -235,7 +235,8 @@ def test_settings_that_do_not_fit_are_refused():
     with pytest.raises(ConfigError, match=r"two of its teachers are the same"):
         stage("similarity_distillation", teachers=["a", "a"])
     with pytest.raises(
-        DataError, match=r"step 0 has vectors of 1 teachers, .* needs vectors .* 2; prepare"
+        DataError,
+        match=r"step 0 has vectors of 1 teachers, .* needs vectors .* 2 teachers; prepare",
     ):
         run(stage("similarity_distillation"), teachers=TEACHERS[:1])
     config = stage({"false_negatives": BY_TEACHERS})

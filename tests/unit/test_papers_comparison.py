@@ -47,7 +47,10 @@ def test_a_model_that_is_called_as_a_papers_is_told_apart(tmp_path, capsys):
     ("argv", "message"),
     [
         ((), "nothing to compare"),
-        (("--models", "a", "--published", "nvembed-v2"), "name their folders with --results"),
+        (
+            ("--models", "a", "--published", "nvembed-v2"),
+            "name the folders of these results with --results",
+        ),
         (("--published", "nvembed-v2"), "only be compared on a benchmark"),
         (("--published", "nvembed2", "--benchmark", BEIR), "did you mean 'nvembed-v2'"),
         (("--published", "nvembed-v2", "--benchmark", "BEER"), "did you mean 'BEIR'"),

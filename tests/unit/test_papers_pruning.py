@@ -135,7 +135,7 @@ def test_what_is_left_alone_is_a_setting(tmp_path):
     )
     assert routed.by_part["experts"][1] > 0
     assert routed.by_part["router"] == (96, 0), "routers are left alone by whatever skip"
-    with pytest.raises(ConfigError, match=r"skip names '\*\.heed\.\*'"):
+    with pytest.raises(ConfigError, match=r"skip has the pattern '\*\.heed\.\*'"):
         Magnitude(skip=("*.heed.*",)).check(folder)
     with pytest.raises(ConfigError, match="leaves no matrix"):
         Magnitude(skip=("*",)).check(folder)
@@ -181,8 +181,8 @@ def test_ways_are_read_from_words(text, found):
     ("text", "told"),
     [
         ("magnitude,structure", "kind,setting=value"),
-        ("magnitude,sparsity=0.1,sparsity=0.9", "names sparsity twice"),
-        ("magnitude,kind=wanda", "names kind twice"),
+        ("magnitude,sparsity=0.1,sparsity=0.9", "sets sparsity twice"),
+        ("magnitude,kind=wanda", "sets kind twice"),
         ("magnitude,skip=*.attention.*", "quote values that begin with"),
     ],
 )

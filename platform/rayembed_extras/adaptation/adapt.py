@@ -69,7 +69,7 @@ def _adapt(
     """Train the encoder; return it, its sequence plan and whether MLflow received everything."""
     run = as_begun(run, folders.local)
     if check_run_folder(folders.local, run, place=folders.storage):
-        logger.info("run %s resumes in %s", run.name, folders.storage)
+        logger.info("run %s resumes in the folder %s", run.name, folders.storage)
     tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
     check_adaptable(resolve_model(run.model.backbone.path), run.model)
     run = started(run, runtime)

@@ -166,9 +166,9 @@ def _head_of(
     assert bias is not None
     if decoder.shape != words.shape or not torch.equal(decoder, words) or len(bias) < num_words:
         raise ArtifactError(
-            f"the head for masked-language modelling in {where!r} has words of its own: "
-            f"output vectors {tuple(decoder.shape)} and {len(bias)} biases, but the encoder's word "
-            f"vectors are {tuple(words.shape)} or differ in value; only "
+            f"the head for masked-language modelling in {where!r} does not share the encoder's "
+            f"word vectors: it has output vectors {tuple(decoder.shape)} and {len(bias)} biases, "
+            f"but the encoder's word vectors are {tuple(words.shape)} or differ in value; only "
             "models whose head shares the encoder's word vectors can be adapted"
         )
     found = {"bias": bias[:num_words].float()}
@@ -179,7 +179,8 @@ def _head_of(
                 found[f"{ours}.{kind}"] = next(weights[n] for n in known if n in weights).float()
     except StopIteration:
         raise ArtifactError(
-            f"the head for masked words in {where!r} lacks the weight {' or '.join(known)}"
+            f"the head for masked-language modelling in {where!r} lacks the weight "
+            f"{' or '.join(known)}"
         ) from None
     return found
 
@@ -221,10 +222,9 @@ def _check_predicts(model: MaskedLanguageModel, tokenizer: Any, what: str) -> No
         raise ArtifactError(
             f"{what}: the losses per token on {len(PROBES)} short texts are {losses.tolist()}, "
             "although all weights are finite: the computation overflows, so the encoder was not "
-            "exported. "
-            "Training has diverged, or the initial model was broken: lower "
-            "training.optimizer.learning_rate, or raise training.optimizer.warmup_steps, and "
-            "adapt under another --name"
+            "exported. Training has diverged, or the initial model was broken: lower "
+            "training.optimizer.learning_rate or raise training.optimizer.warmup_steps, and "
+            "adapt the encoder again under another --name"
         )
 
 
@@ -238,8 +238,9 @@ def _dense(config: RotaryEncoderConfig) -> NomicMoeConfig:
 def _check_dense(settings: Mapping[str, Any], where: str) -> None:
     if is_nomic_layout(settings) and shape_of(settings, where).num_experts:
         raise ConfigError(
-            f"model.backbone.path {where!r} is a mixture of experts; only dense encoders can be "
-            "adapted; the later training of a nomic-moe makes experts of their layers"
+            f"model.backbone.path {where!r} is a mixture of experts, but only dense encoders can "
+            "be adapted. Adapt the dense encoder; training a nomic-moe model from it makes the "
+            "experts later"
         )
 
 
@@ -257,5 +258,6 @@ def _fill(head: MaskedLanguageHead, found: Mapping[str, Tensor], transformer: Pa
         head.load_state_dict(dict(found))
     except RuntimeError as error:
         raise ArtifactError(
-            f"the head for masked words in {str(transformer)!r} does not fit its encoder: {error}"
+            f"the head for masked-language modelling in {str(transformer)!r} does not fit its "
+            f"encoder: {error}"
         ) from error

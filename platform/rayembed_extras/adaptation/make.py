@@ -112,7 +112,8 @@ def make_sequences(context: PipelineContext, run: Adaptation, found: FoundTexts)
     if token_budget(vocabulary, run.corpus.max_length) < 1:
         raise ConfigError(
             f"corpus.max_length is {run.corpus.max_length}, but special tokens alone take "
-            f"{len(vocabulary.prefix) + len(vocabulary.suffix)}; set it higher"
+            f"{len(vocabulary.prefix) + len(vocabulary.suffix)} tokens of it; set a higher "
+            "corpus.max_length"
         )
     texts = found.texts
     writer = ArtifactWriter(
@@ -191,14 +192,14 @@ def _accept(found: FoundTexts, totals: Mapping[str, Any]) -> None:
     share = found.texts.source.max_rejected_share
     if not totals["rows_out"]:
         raise DataError(
-            f"the texts {name!r} are empty: {path!r} has {rows_in} rows, none usable "
+            f"the texts {name!r} are empty: {path!r} has {rows_in} rows, and none is usable "
             f"({reasons or 'no rows at all'}){shown}"
         )
     if rejected > share * rows_in:
         raise DataError(
             f"the texts {name!r}: {rejected} of {rows_in} rows of {path!r} were rejected "
-            f"({reasons}), more than source.max_rejected_share {share}; correct the rows or raise "
-            f"the share. For instance:{shown}"
+            f"({reasons}), more than the share source.max_rejected_share={share}; correct the "
+            f"rows or raise the share. For instance:{shown}"
         )
 
 

@@ -136,9 +136,9 @@ class MaskedLanguage(Objective):
         if not masked:
             sequences, tokens, _ = ready.counts.tolist()
             raise DataError(
-                f"no token of step {ready.step} is masked: {stage.global_rows} sequences, "
-                f"{sequences:.0f} of them with {tokens:.0f} tokens on this worker; raise "
-                "masking.probability or training.global_sequences"
+                f"no token of step {ready.step} is masked: the step has {stage.global_rows} "
+                f"sequences, {sequences:.0f} of them with {tokens:.0f} tokens on this worker; "
+                "raise masking.probability or training.global_sequences"
             )
         counts = moved(ready.counts, device)
         tally = _Tally(len(self.languages), device)

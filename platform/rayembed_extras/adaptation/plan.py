@@ -130,7 +130,7 @@ class SequencePlan:
         if self.global_sequences % num_workers:
             raise DataError(
                 f"{num_workers} workers cannot share batches of {self.global_sequences} sequences "
-                f"equally; take a number of workers that divides {self.global_sequences}"
+                f"equally; use a number of workers that divides {self.global_sequences}"
             )
         share = self.global_sequences // num_workers
         return range(worker * share, (worker + 1) * share)
@@ -222,7 +222,7 @@ def _write(
         "languages": _languages(pool, trained, held_out, prepared),
         "seconds": round(time.monotonic() - began, 3),
     }
-    log.info("plan %s: %d steps", manifest["fingerprint"], run.training.steps)
+    log.info("prepared the sequence plan %s: %d steps", manifest["fingerprint"], run.training.steps)
     return finish(entry, manifest)
 
 
@@ -283,9 +283,10 @@ def order_sequences(
         among = np.flatnonzero(~small[pool.language])
         if not len(among):
             raise DataError(
-                f"training.held_out.batches {held_out} of {global_sequences} sequences would take "
-                f"more than half of the sequences of every language ({len(everything)} in all); "
-                "lower it, set training.held_out=null, or add texts"
+                f"training.held_out.batches={held_out} batches of {global_sequences} sequences "
+                f"would take more than half of the sequences of every language ({len(everything)} "
+                "sequences in all); lower training.held_out.batches, set training.held_out=null, "
+                "or add texts"
             )
         kept = _order(pool, among, global_sequences, held_out, seed, alpha, "held-out")
         rest = np.flatnonzero(~np.isin(pool.hash, pool.hash[kept.ravel()]))
@@ -320,9 +321,9 @@ def _order(
         needed = min(global_sequences, math.ceil(part * global_sequences - 1e-9))
         if size < needed:
             raise DataError(
-                f"the language {code!r} has {size} sequences, but each batch of "
-                f"{global_sequences} takes up to {needed} of them (share {part:.4g}; without the "
-                "sequences of training.held_out); lower training.global_sequences, raise "
+                f"the language {code!r} has {size} sequences, not counting those of "
+                f"training.held_out, but each batch of {global_sequences} takes up to {needed} of "
+                f"them (share {part:.4g}); lower training.global_sequences, raise "
                 "corpus.language_alpha, or add texts"
             )
     rows = [

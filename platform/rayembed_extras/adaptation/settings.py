@@ -119,7 +119,7 @@ class MaskingConfig(Settings):
         if self.mask_share + self.random_share > 1.0 + 1e-9:
             raise ValueError(
                 f"mask_share {self.mask_share} and random_share {self.random_share} exceed 1 "
-                "together"
+                "together; lower one of them"
             )
         return self
 
@@ -180,7 +180,7 @@ class MaskedTraining(Settings):
         try:
             self.optimizer.check_steps(self.steps)
         except ValueError as error:
-            raise ValueError(f"the adaptation: {error}") from None
+            raise ValueError(f"optimizer of the adaptation: {error}") from None
         if self.optimizer.loss_learning_rate is not None:
             raise ValueError(
                 "optimizer.loss_learning_rate has no effect because the loss of masked words "

@@ -39,8 +39,8 @@ def vocabulary_of(pretrained: Any, where: str) -> MaskingVocabulary:
     if pretrained.mask_token_id is None:
         raise ArtifactError(
             f"the tokenizer in {where!r} has no mask token, which masked-language modelling puts "
-            "in place of words; take a model that was trained so, or name its mask_token in "
-            "tokenizer_config.json"
+            "in place of words; use a model that was trained with masked-language modelling, or "
+            "name its mask_token in tokenizer_config.json"
         )
     prefix, suffix = special_layout(without_settings(pretrained).backend_tokenizer)
     return MaskingVocabulary(

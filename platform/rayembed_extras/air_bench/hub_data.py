@@ -151,7 +151,7 @@ def _columns(found: _Configuration, split: str, columns: tuple[str, ...]) -> Dat
             f"{', '.join(rows.column_names)}. {_CHANGED}"
         )
     if not len(rows):
-        raise DataError(f"{found.where}, split {split!r}: it is empty")
+        raise DataError(f"{found.where}: the split {split!r} has no rows")
     return rows.select_columns(list(columns))
 
 
@@ -163,9 +163,12 @@ def _texts(found: _Configuration, split: str) -> Dataset:
         if rows.features[name] != Value("string"):
             rows = rows.cast_column(name, Value("string"))
         if missing := _column(rows, name).null_count:
-            raise DataError(f"{where}: {missing} rows have no {name}")
+            raise DataError(f"{where}: {missing} rows have no {name!r}, which each row needs")
     if (distinct := pyarrow.compute.count_distinct(_column(rows, "id")).as_py()) < len(rows):
-        raise DataError(f"{where}: {len(rows)} rows have only {distinct} distinct ids")
+        raise DataError(
+            f"{where}: {len(rows)} rows have only {distinct} distinct ids, but each row needs its "
+            "own id"
+        )
     return rows
 
 
@@ -177,6 +180,7 @@ def _column(dataset: Dataset, name: str) -> pyarrow.ChunkedArray:
 def _compare(dataset: AirBenchDataset, what: str, seen: int, published: int) -> None:
     if seen != published:
         logger.warning(
-            "%s %s: %d %s on the hub, %d as published",
+            "%s, data set %s: the hub has %d %s, but %d were published; scores may differ from "
+            "published scores",
             dataset.version, dataset.label, seen, what, published,
         )  # fmt: skip

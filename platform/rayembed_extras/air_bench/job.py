@@ -90,8 +90,8 @@ class AirBenchJob:
         labels = load_labels(self.dataset, self.cache) if "dev" in splits else {}
         if stray := sorted(set(labels) - set(data.queries["dev"]["id"])) if labels else []:
             raise DataError(
-                f"{self.dataset.labels_repository!r} labels {len(stray)} queries that "
-                f"{self.dataset.repository!r} does not have, such as {stray[:5]}"
+                f"the labels in {self.dataset.labels_repository!r} are for {len(stray)} queries "
+                f"that {self.dataset.repository!r} does not have, such as {stray[:5]}"
             )
         found = self._search(model, data, splits)
         named = {name for of_split in found.values() for hits in of_split.values() for name in hits}

@@ -226,9 +226,9 @@ def open_results(folder: str, version: str, meta: ModelMeta) -> AirBenchResults:
     seen = made_by(folder, version, name)
     if seen != maker:
         raise ArtifactError(
-            f"{path!r} says that the results there are from {seen.get('model')!r} at revision "
-            f"{seen.get('revision')!r}, not of {maker['model']!r} at {revision!r}; take another "
-            "folder, or move the old results away"
+            f"{path!r} says that the results in this folder are from {seen.get('model')!r} at "
+            f"revision {seen.get('revision')!r}, not from {maker['model']!r} at {revision!r}; "
+            "choose another folder, or move the old results away"
         )
     return results
 
@@ -282,7 +282,8 @@ def checked(found: Found, queries: Iterable[str], where: str) -> dict[str, dict[
     asked = list(queries)
     if unasked := sorted(set(found) - set(asked)):
         raise ArtifactError(
-            f"{where}: the model returned results for unknown queries: {unasked[:5]}"
+            f"{where}: the model returned results for queries that are not in the data set: "
+            f"{unasked[:5]}"
         )
     if lost := [query for query in asked if not found.get(query)]:
         raise ArtifactError(

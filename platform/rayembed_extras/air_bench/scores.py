@@ -42,7 +42,7 @@ def retrieval_scores(labels: Labels, found: Found) -> dict[str, float]:
     import pytrec_eval
 
     if lost := sorted(set(labels) - set(found)):
-        raise DataError(f"{len(lost)} labelled queries, such as {lost[:5]}, have no results")
+        raise DataError(f"{len(lost)} labelled queries have no search results, such as {lost[:5]}")
     cutoffs = ",".join(str(k) for k in CUTOFFS)
     evaluator = pytrec_eval.RelevanceEvaluator(
         {query: dict(documents) for query, documents in labels.items()},

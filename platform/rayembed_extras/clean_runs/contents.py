@@ -146,13 +146,14 @@ def check_request(asked: CleanRequest) -> None:
     whole = [part for part in (FOLDER, RUN) if part in asked.free]
     if len(whole) == 2:
         raise ConfigError(
-            "--free folder keeps MLflow's entries and --free run does not; give one of the two"
+            "--free folder keeps MLflow's entries, but --free run removes them; give only one of "
+            "the two"
         )
     if whole and not asked.runs:
         raise ConfigError(f"--free {whole[0]} needs the names of runs: --run NAME")
     if asked.runs and asked.free and not {STATES, *whole} & set(asked.free):
         raise ConfigError(
-            f"--run has no effect with --free {' and '.join(asked.free)}, which looks at all "
+            f"--run has no effect with --free {' and '.join(asked.free)}, which applies to all "
             "runs of the storage; leave --run out, or add --free states, folder or run"
         )
     if asked.delete_versions and RUN not in asked.free:

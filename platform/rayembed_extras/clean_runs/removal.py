@@ -77,8 +77,8 @@ def steps_of(asked: CleanRequest, inventory: Inventory, entries: MlflowEntries) 
                 raise ArtifactError(
                     f"the {_kind(run)} {run.name!r} has registered models: "
                     f"{', '.join(map(str, versions))}. Without its files MLflow could not load "
-                    "them; add --delete-versions to remove the versions too, or use --free "
-                    "folder, which keeps everything in MLflow"
+                    "these models; add --delete-versions to remove the registered versions too, "
+                    "or use --free folder, which keeps everything in MLflow"
                 )
             if tracked is None and not run.is_sent and run.tracked is not None:
                 raise ArtifactError(
@@ -115,8 +115,8 @@ def named_runs(inventory: Inventory, names: Sequence[str]) -> list[StoredRun]:
             )
         if len(fits) > 1:
             raise ConfigError(
-                f"--run {name!r}: a run and a sweep have that name; write {RUNS}/{name} or "
-                f"{SWEEPS}/{name}"
+                f"--run {name!r}: both a run and a sweep have that name; write --run "
+                f"{RUNS}/{name} or --run {SWEEPS}/{name}"
             )
         found[fits[0].kind, fits[0].name] = fits[0]
     return list(found.values())
@@ -160,20 +160,21 @@ def _check_free(inventory: Inventory, going: Sequence[StoredRun]) -> None:
     for run in going:
         if run.state == "running":
             raise ArtifactError(
-                f"a job works on the {_kind(run)} {run.name!r} right now; stop it or wait for it"
+                f"the {_kind(run)} {run.name!r} cannot be removed, because a job works on it "
+                "right now; stop the job or wait for it"
             )
         sweep = [one for one in staying if one.kind == SWEEPS and one.name == run.sweep]
         if sweep and sweep[0].state != "done":
             raise ArtifactError(
-                f"the run {run.name!r} is a trial of the sweep {run.sweep!r}, which is "
-                f"{sweep[0].state} and reads it when it resumes; finish the sweep, or remove it "
-                f"with all of its trials (--run {run.sweep})"
+                f"the run {run.name!r} cannot be removed: it is a trial of the sweep "
+                f"{run.sweep!r}, which is {sweep[0].state} and reads the trial when it resumes; "
+                f"finish the sweep, or remove the sweep with all of its trials (--run {run.sweep})"
             )
         place = f"{run.kind}/{run.name}"
         if users := [one.name for one in staying if _leads_to(one.text, inventory.storage, place)]:
             raise ArtifactError(
-                f"{_listed(users)} of this storage use a model of the run {run.name!r}; "
-                "remove them too (--run), or keep this run"
+                f"the run {run.name!r} cannot be removed: {_listed(users)} of this storage use "
+                f"one of its models; remove these too (--run), or keep the run {run.name!r}"
             )
 
 
@@ -207,8 +208,9 @@ def _check_versions_free(
         named = re.compile(rf"(?:{names})(?![\w.-])")
         if users := [one.name for one in staying if named.search(one.text)]:
             raise ArtifactError(
-                f"{_listed(users)} of this storage use {version}, of the {_kind(run)} "
-                f"{run.name!r}; remove them too (--run), or keep this one"
+                f"the {_kind(run)} {run.name!r} cannot be removed: {_listed(users)} of this "
+                f"storage use its model {version}; remove these too (--run), or keep the "
+                f"{_kind(run)}"
             )
 
 
@@ -245,14 +247,15 @@ def _of_data(inventory: Inventory, going: Sequence[StoredRun]) -> list[Step]:
     staying = _staying(inventory, going)
     if busy := [*inventory.at_work(), *inventory.being_made()]:
         raise ArtifactError(
-            f"--free data: jobs are running in this storage ({_listed(busy)}), and may be about "
-            "to read any of its data; wait for them or stop them"
+            "--free data: nothing was removed, because jobs are running in this storage "
+            f"({_listed(busy)}) and may be about to read any of its data; wait for these jobs or "
+            "stop them"
         )
     if silent := [run.name for run in staying if not run.names_data]:
         raise ArtifactError(
-            f"--free data: the folder of {_listed(silent)} does not record which data it uses, "
-            "because it was stopped too early; run its command again to record it, or remove it "
-            "(--free run)"
+            f"--free data: nothing was removed, because the folder of {_listed(silent)} does not "
+            "record which data it uses: it was stopped too early. Run its command again to "
+            "record its data, or remove it (--free run)"
         )
     unused, steps = inventory.unused(staying, going), []
     vectors = sorted(path for path in unused if path in inventory.vectors)

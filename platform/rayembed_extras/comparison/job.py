@@ -69,7 +69,7 @@ def compare_models(
     """
     price = asked.price_per_hour
     if price is not None and not price > 0:
-        raise ConfigError(f"--price-per-hour: {price:g} is no price; give a number above 0")
+        raise ConfigError(f"--price-per-hour: {price:g} is not a price; give a number above 0")
     in_print = in_print or InPrint()
     results = _results(asked)
     if asked.benchmark is None:
@@ -139,8 +139,8 @@ def write_comparison(comparison: ModelComparison, folder: str) -> tuple[str, ...
             write_atomic(join(folder, name), data)
         except StorageError as error:
             raise StorageError(
-                f"cannot write the comparison to {folder!r}: {error}. Correct this, or "
-                "choose another --output"
+                f"cannot write the comparison to {folder!r}: {error}. Make the folder writable, "
+                "or choose another --output"
             ) from error
         written.append(join(folder, name))
     return tuple(written)
@@ -153,7 +153,9 @@ def check_choice(args: argparse.Namespace) -> None:
         ConfigError: there are none.
     """
     if args.models and not args.results:
-        raise ConfigError("--models selects from results; name their folders with --results")
+        raise ConfigError(
+            "--models selects from stored results; name the folders of these results with --results"
+        )
 
 
 def _results(asked: argparse.Namespace) -> dict[StoredModel, dict[str, TaskScore]]:
@@ -163,8 +165,8 @@ def _results(asked: argparse.Namespace) -> dict[StoredModel, dict[str, TaskScore
     stored = stored_models(asked.results)
     if not stored:
         raise ConfigError(
-            f"--results: no results of mteb's below {', '.join(asked.results)}; expected "
-            "FOLDER/results/<org>__<model>/<revision>/<Task>.json, as rayembed evaluate "
+            f"--results: there are no result files of mteb below {', '.join(asked.results)}; "
+            "expected FOLDER/results/<org>__<model>/<revision>/<Task>.json, as rayembed evaluate "
             "writes them"
         )
     results = {model: read_model(model) for model in choose(stored, asked.models)}
@@ -210,8 +212,8 @@ def _baseline(wanted: str | None, labelled: Mapping[str, tuple[StoredModel, obje
     chosen = [label for label, (model, _) in labelled.items() if _matches(model, wanted)]
     if len(chosen) > 1:
         raise ConfigError(
-            f"--baseline: {wanted!r} chooses {len(chosen)} of the compared models; name one of "
-            f"{', '.join(chosen)}"
+            f"--baseline: {wanted!r} chooses {len(chosen)} of the compared models, but only one "
+            f"can be the baseline; name one of {', '.join(chosen)}"
         )
     return chosen[0] if chosen else wanted
 

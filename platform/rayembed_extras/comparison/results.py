@@ -80,7 +80,9 @@ def read_model(model: StoredModel) -> dict[str, TaskScore]:
             raise
         except ArtifactError as error:
             reason = str(error.__cause__).partition("\n")[0]
-            logger.warning("%s is no result file of mteb's and is left out: %s", address, reason)
+            logger.warning(
+                "%s is not a result file of mteb, so it is left out: %s", address, reason
+            )
         else:
             scores.setdefault(score.task, score)
     return scores

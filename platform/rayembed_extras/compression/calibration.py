@@ -77,7 +77,7 @@ def check_texts(way: Compression, texts: Sequence[CalibrationText]) -> None:
     """
     if isinstance(way, Calibrated) and len(texts) < way.minimum_texts:
         raise ConfigError(
-            f"{way.kind} needs minimum_texts = {way.minimum_texts} calibration texts and got "
+            f"{way.kind} needs minimum_texts = {way.minimum_texts} calibration texts, but got "
             f"{len(texts)}; give more texts of the kind that the model embeds, or lower "
             "minimum_texts"
         )
@@ -97,8 +97,9 @@ def check_layers(way: Compression, model: TransformerModel) -> None:
         stated = int(getattr(part.config, "num_hidden_layers", found))
         if found != stated:
             raise ConfigError(
-                f"{way.kind} compresses layer after layer, but the {name} has {found} layers and "
-                f"runs them {stated} times; use a method without calibration texts, such as int8"
+                f"{way.kind} compresses one layer after the other and needs each layer to run "
+                f"once, but the {name} runs its {found} layers {stated} times; use a method "
+                "without calibration texts, such as int8"
             )
 
 
@@ -234,9 +235,8 @@ def _solve_part(
         found = _calls(layers, run)
         if len(found) != len(layers):
             raise ConfigError(
-                f"the {name} has {len(layers)} layers and calls them {len(found)} times; for a "
-                "model that uses layers several times take a method without calibration texts, "
-                "such as int8"
+                f"{name}: each layer must be called once, but its {len(layers)} layers are called "
+                f"{len(found)} times; use a method without calibration texts, such as int8"
             )
         if not calls:
             _check_chain(name, layers, found)
@@ -316,7 +316,11 @@ def _solve(
             name, statistic = matrix.slice_name(place), statistics[matrix.name, place]
             if statistic.rows == 0:
                 # All inputs alike: the matrix is judged by its weights alone.
-                logger.warning("no calibration text reached %s, so only its weights decide", name)
+                logger.warning(
+                    "no calibration text reached the matrix %s, so it is compressed by its weights "
+                    "alone",
+                    name,
+                )
                 statistic.add(torch.eye(weight.shape[1], device=weight.device))
             solver.solve(weight, statistic, name)
             if not bool(weight.isfinite().all()):

@@ -136,9 +136,9 @@ def _texts(run: CompressionRun, known: Run | None, stage: str) -> list[Calibrati
         if number < way.fewest_texts:
             raise ConfigError(
                 f"{way.label} needs at least {way.fewest_texts} calibration texts, but "
-                f"calibration.number = {number}; raise it, and name files by --texts if the "
-                "model's training data have fewer"
-                + ("; rayembed sizes cuts by all of them" if way.is_cut else "")
+                f"calibration.number = {number}; raise calibration.number, and name files by "
+                "--texts if the model's training data have fewer texts"
+                + ("; rayembed sizes uses all texts of the training data" if way.is_cut else "")
             )
     needed = any(way.needs_texts for way in run.ways)
     if not needed and run.speed is None:
@@ -149,7 +149,7 @@ def _texts(run: CompressionRun, known: Run | None, stage: str) -> list[Calibrati
         if needed:
             raise
         raise ConfigError(
-            f"{error}. Only the speed measurement needs them; skip it with --set speed=null"
+            f"{error}. Only the speed measurement needs these texts; skip it with --set speed=null"
         ) from None
 
 
@@ -253,7 +253,10 @@ def _measured(
     if settings is None:
         return tuple(variants)
     if not documents:
-        raise ConfigError("no texts to measure speed with; name some (calibration.path)")
+        raise ConfigError(
+            "there are no document texts to measure speed with; name texts by calibration.path, or "
+            "skip the measurement with --set speed=null"
+        )
     documents, threads = documents[: settings.documents], settings.threads or num_cores()
     rounds: list[list[Measured]] = [[] for _ in variants]
     for number in range(settings.rounds):
@@ -298,8 +301,8 @@ def calibration_texts(
         found, where = _of_plan(run, stage, random), f"the batch plan of the run {run.name}"
     else:
         raise ConfigError(
-            f"no calibration texts: the training data of {model!r} are not known, because it is "
-            "neither in the folder of a run nor registered by one; name texts by "
+            f"no calibration texts: the training data of {model!r} are not known, because the "
+            "model is neither in the folder of a run nor registered by a run; name texts by "
             "calibration.path=FILE (--texts), with the column calibration.documents or "
             "calibration.queries"
         )
@@ -310,7 +313,7 @@ def calibration_texts(
             return list(texts)
     raise ConfigError(
         f"{where} has {len(texts)} distinct texts, but calibration.number is {settings.number}; "
-        f"set it to {len(texts)} or name more texts by calibration.path"
+        f"set calibration.number={len(texts)} or name more texts by calibration.path"
     )
 
 
@@ -322,8 +325,8 @@ def _of_plan(run: Run, stage: str, random: np.random.Generator) -> Iterator[Cali
         raise
     except ArtifactError as error:
         raise ConfigError(
-            f"the batch plan that the model was trained on is gone ({error}); name texts by "
-            "calibration.path=FILE"
+            "the calibration texts cannot be read, because the batch plan that the model was "
+            f"trained on is gone ({error}); name texts by calibration.path=FILE"
         ) from None
     for step in random.permutation(plan.num_steps):
         for record in plan.read(int(step), 0, 1, TRAINING):
@@ -366,5 +369,5 @@ def run_of_folder(folder: Path) -> Run | None:
     try:
         return Run.read(path)
     except ConfigError as error:
-        logger.warning("%s cannot be read: %s", path, error)
+        logger.warning("the settings of the model's run, %s, cannot be read: %s", path, error)
         return None

@@ -127,8 +127,8 @@ class CpuGraph(Compression):
         check_trainable(source.folder)
         if self.precision == "int8-static" and len(source.texts) < self.fewest_texts:
             raise ConfigError(
-                f"precision = 'int8-static' needs at least {self.fewest_texts} calibration texts "
-                f"and got {len(source.texts)}. Give more, or take int8-dynamic"
+                f"precision = 'int8-static' needs at least {self.fewest_texts} calibration texts, "
+                f"but got {len(source.texts)}. Give more texts, or use precision = 'int8-dynamic'"
             )
         model = load_model(source.folder, dtype="float32").eval()
         check_finite(model.state_dict().items(), f"the model {str(source.folder)!r}")
@@ -189,8 +189,9 @@ def _check_size(model: "TransformerModel") -> None:
     size = 4 * sum(parameter.numel() for parameter in model.parameters())
     if size > LARGEST_BYTES:
         raise ConfigError(
-            f"the model has {size / 1e9:.1f} GB in float32, but one graph file holds at most "
-            f"{LARGEST_BYTES / 1e9:.1f}; take a smaller model, or int8 weights for torch"
+            f"the model has {size / 1e9:.1f} GB in float32, but one graph file can hold at most "
+            f"{LARGEST_BYTES / 1e9:.1f} GB; use a smaller model, or a compression method with "
+            "int8 weights for torch"
         )
 
 
@@ -301,8 +302,8 @@ def _check_number(way: CpuGraph, folder: Path, graph: GraphConfig, asked: int) -
     found = sum(way.int8_weights(folder / name) for name in files)
     if found != asked:
         raise ArtifactError(
-            f"{way.label}: {asked} weights should be int8, but {found} of the exported graph "
-            "are; the output was removed"
+            f"{way.label}: {asked} weight matrices should be int8, but {found} matrices of the "
+            "exported graph are; the output was removed"
         )
 
 
@@ -332,13 +333,14 @@ def _compare(
     # Written so that NaN fails.
     if not (largest <= _FLOAT_ERROR if exact else apart["cosine_mean"] >= way.least_cosine):
         raise ArtifactError(
-            f"{way.label}: the graph's vectors have a mean cosine of {apart['cosine_mean']:.4f} "
-            f"with the model's over {len(tokens)} texts, and differ by up to {largest:.2g}; "
+            f"{way.label}: over {len(tokens)} texts the graph's vectors have a mean cosine of "
+            f"{apart['cosine_mean']:.4f} with the model's vectors, and their numbers differ by up "
+            f"to {largest:.2g}; "
             + (
-                f"allowed is {_FLOAT_ERROR:g}"
+                f"the largest allowed difference is {_FLOAT_ERROR:g}"
                 if exact
-                else f"the minimum is least_cosine={way.least_cosine:g}. Leave sensitive "
-                "matrices alone by skip, or take another precision"
+                else f"the minimum mean cosine is least_cosine={way.least_cosine:g}. Exclude "
+                "sensitive matrices by skip, or use another precision"
             )
         )
     logger.info("%s: mean cosine between graph and model %.5f", way.label, apart["cosine_mean"])

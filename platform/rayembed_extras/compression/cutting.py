@@ -36,7 +36,7 @@ def keep_layers(model: Any, kept: Sequence[int]) -> None:
             {n for n in shapes[0].keys() | shapes[1].keys() if shapes[0].get(n) != shapes[1].get(n)}
         )
         raise ConfigError(
-            f"layers {list(kept)} of {whole} cannot be kept: in models of the family "
+            f"layers {list(kept)} of {whole} cannot be kept: in models of the type "
             f"{settings.model_type!r} the kind of a layer follows from its position, and "
             f"{differ[0]!r} would change; keep layers so that the kinds alternate as before"
         )
@@ -55,15 +55,15 @@ def keep_words(model: Any, kept: Sequence[int]) -> None:
     others = [n for n, p in model.named_parameters() if p is not words.weight and len(p) == rows]
     if others and rows not in (settings.hidden_size, getattr(settings, "intermediate_size", None)):
         raise ConfigError(
-            f"vocabulary: {others[0]!r} of a model of the family {settings.model_type!r} also has "
-            "a row for each token; such vocabularies cannot be reduced"
+            f"vocabulary: in models of the type {settings.model_type!r}, {others[0]!r} also has a "
+            "row for each token; such vocabularies cannot be reduced"
         )
     first = first_position(model)
     pad = first - 1
     if first and new.get(pad) != pad:
         raise ConfigError(
-            f"vocabulary: a model of the family {settings.model_type!r} counts its positions from "
-            f"the padding's id {pad}, which would become {new.get(pad)}; such vocabularies "
+            f"vocabulary: models of the type {settings.model_type!r} count positions from the "
+            f"padding token's id {pad}, which would become {new.get(pad)}; such vocabularies "
             "cannot be reduced"
         )
     keep_rows(words, new)

@@ -110,12 +110,15 @@ def damping(hessian: "Tensor", name: str) -> float:
         ):
             if share != DAMPING:
                 logger.warning(
-                    "%s: inputs are nearly linearly dependent, damping raised to %g", name, share
+                    "%s: inputs are nearly linearly dependent, so the damping was raised to %g "
+                    "of the mean diagonal",
+                    name,
+                    share,
                 )
             return share
     raise ArtifactError(
-        f"the inputs of {name} give no second moments that can be inverted, so it cannot be "
-        "quantised; check that the model's weights and the calibration texts are not damaged"
+        f"{name} cannot be quantised, because the second moments (X^T X) of its inputs cannot be "
+        "inverted; check that the model's weights and the calibration texts are not damaged"
     )
 
 

@@ -146,8 +146,8 @@ def _open_openvino(path: Path, threads: int, config: GraphConfig) -> Run:
 def _damaged(path: Path, error: Exception) -> NoReturn:
     said = (str(error).strip() or type(error).__name__).splitlines()[0]
     raise ArtifactError(
-        f"the graph {str(path)!r} cannot be opened: {said}; copy the model's folder again, or make "
-        "it again from the model that it was made of"
+        f"the graph {str(path)!r} cannot be opened: {said}; copy the model's folder again, or "
+        "export the graph again from the original model"
     ) from error
 
 

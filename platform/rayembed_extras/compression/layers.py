@@ -52,12 +52,13 @@ class Layers(Compression):
         said = [name for name in ("share", "number", "which") if getattr(self, name)]
         if len(said) != 1:
             raise ValueError(
-                f"layers: name one of share, number and which, not {', '.join(said) or 'none'}; "
-                "share=0.5 keeps every other layer"
+                "layers: set exactly one of share, number and which, not "
+                f"{', '.join(said) or 'none'}; share=0.5 keeps every other layer"
             )
         if list(self.which) != sorted({*self.which}) or min(self.which, default=0) < 0:
             raise ValueError(
-                f"layers.which = {list(self.which)} must be ascending layer indices, from 0 on"
+                f"layers.which = {list(self.which)} must be ascending layer indices, 0 or more, "
+                "without repetition"
             )
         return self
 
@@ -106,8 +107,8 @@ def evenly_spaced(whole: int, kept: int, fits: Callable[[int, int], bool]) -> li
         if not left:
             raise ConfigError(
                 f"layers: {kept} of {whole} layers cannot be kept: the model's layers are of "
-                f"several kinds, and none of the kind needed at position {place} is left; take "
-                "another number"
+                f"several kinds, and no layer of the kind needed at position {place} is left; "
+                "keep another number of layers"
             )
         chosen.append(min(left, key=lambda layer: (abs(layer - ideal), layer)))
     return chosen
@@ -130,9 +131,9 @@ def _check_same(model: "TransformerModel", folder: Path, texts: Sequence[Calibra
     vectors, expected = (encode(one, some, role="document") for one in (written, model))
     if not np.array_equal(vectors, expected):
         raise ArtifactError(
-            "the saved model's vectors differ from the cut model's (by up to "
-            f"{float(np.abs(vectors - expected).max()):.1e}): its settings cannot describe the "
-            "remaining layers; the output was removed"
+            "the saved model's vectors differ from the vectors of the cut model in memory (by up "
+            f"to {float(np.abs(vectors - expected).max()):.1e}): the model's settings cannot "
+            "describe the remaining layers; the output was removed"
         )
 
 
@@ -156,8 +157,8 @@ def _cut(way: Layers, model: "TransformerModel") -> None:
     if max(way.which, default=0) >= whole or (not way.which and number >= whole):
         asked = way.which or number
         raise ConfigError(
-            f"layers: asked for {asked}, but the {way.part} has {whole} layers, counted from 0; "
-            f"keep {whole - 1} at most"
+            f"layers: asked for {asked}, but the {way.part} has {whole} layers, counted from 0, "
+            f"and at least one must be removed; keep {whole - 1} at most"
         )
     kept = list(way.which) or evenly_spaced(whole, number, fits)
     if wrong := [layer for place, layer in enumerate(kept) if not fits(layer, place)]:

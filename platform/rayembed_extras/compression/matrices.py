@@ -250,8 +250,8 @@ def _check_known(
     if unknown:
         raise ConfigError(
             f"the model has {len(unknown)} matrices that are neither linear layers nor experts, "
-            f"such as {unknown[0]!r}, so it is not known how they are multiplied; exclude them by "
-            "patterns in skip"
+            f"such as {unknown[0]!r}, so rayembed does not know how they are multiplied; exclude "
+            "these matrices by patterns in skip"
         )
 
 
@@ -260,6 +260,6 @@ def _check_patterns(model: TransformerModel, skip: Sequence[str]) -> None:
     for pattern in skip:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(
-                f"skip names {pattern!r}, which matches no parameter of the model; "
+                f"skip has the pattern {pattern!r}, which matches no parameter of the model; "
                 f"{nearest(pattern, names[:40])}"
             )

@@ -182,9 +182,9 @@ def _check_form(way: Quantised, model: "TransformerModel", chosen: "Sequence[Mat
     for name, part in model.parts.items():
         if not isinstance(part, PreTrainedModel):
             raise ConfigError(
-                f"{way.kind} cannot be written: the {name} of a {model.config.kind} is an encoder "
-                "of rayembed's own, and only models of transformers can be loaded from "
-                "compressed-tensors; export it for CPUs instead"
+                f"{way.kind} cannot be written: the {name} of a {model.config.kind} model is "
+                "rayembed's own encoder, and only models of transformers can be loaded from "
+                "compressed-tensors; export the model for CPUs instead"
             )
     for matrix in chosen:
         if type(matrix.module) is not nn.Linear:
@@ -196,8 +196,8 @@ def _check_form(way: Quantised, model: "TransformerModel", chosen: "Sequence[Mat
     outside = [matrix.name for matrix in chosen if matrix.name.split(".", 1)[0] not in model.parts]
     if outside:
         raise ConfigError(
-            f"{way.kind} cannot be written: {outside[0]} is no part of a transformer; exclude "
-            "it by skip"
+            f"{way.kind} cannot be written: {outside[0]} is not part of a transformer; exclude it "
+            "by skip"
         )
 
 
@@ -217,7 +217,7 @@ def _check_names(
     missing = [matrix.name for matrix in chosen if matrix.name not in stored]
     if missing:
         raise ConfigError(
-            f"{way.kind} cannot be written: transformers saves models of this family under other "
+            f"{way.kind} cannot be written: transformers saves models of this type under other "
             f"names than they have in memory, and {missing[0]} is not in the files; exclude such "
             "matrices by skip"
         )
@@ -313,7 +313,7 @@ def _check_written(
         expected = (values.float() * scale.float()).to(back[name].dtype)
         if stored.get(name) != _STORED[way.scheme] or not torch.equal(back[name], expected):
             raise ArtifactError(
-                f"{way.label}: {name} was saved as {stored.get(name)} or reloaded with other "
-                "weights; the output was removed"
+                f"{way.label}: the saved file is wrong: {name} was saved as {stored.get(name)} or "
+                "reloaded with other weights; the output was removed"
             )
     read.check_passes(way.label)

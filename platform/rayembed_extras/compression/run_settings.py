@@ -93,7 +93,7 @@ class CompressionRun(Scores, Document):
         labels = [way.label for way in self.ways]
         if twice := sorted({label for label in labels if labels.count(label) > 1}):
             raise ValueError(
-                f"two compression methods have the label {twice[0]!r}; variants whose labels are "
-                "equal need separate runs"
+                f"two compression methods have the label {twice[0]!r}, which names the output; "
+                "run variants with equal labels in separate runs"
             )
         return self

@@ -117,8 +117,8 @@ class RuntimeModel(TransformerModel):
         most, width = self.max_context, self.graph.context_width
         if context.ndim != 2 or context.shape[1] != width or len(context) > (most or len(context)):
             raise DataError(
-                f"context of shape {tuple(context.shape)}; this model takes at most {most} vectors "
-                f"of width {width} (model.num_context)"
+                f"the context has the shape {tuple(context.shape)}, but this model takes at most "
+                f"{most} vectors of width {width} (model.num_context)"
             )
         return context
 
@@ -143,7 +143,8 @@ class RuntimeModel(TransformerModel):
         own = saved_instructions(self.folder, self.config)
         if instructions and dict(instructions) != own:
             raise ConfigError(
-                "a graph's prompts are fixed; set them on the model that it is exported from"
+                "the instructions (prompts) of an exported graph are fixed; set them on the "
+                "model that it is exported from"
             )
         shutil.copytree(self.folder, folder, dirs_exist_ok=True)
         architecture_of(self.config).write_more(self, folder)
@@ -194,8 +195,8 @@ def check_graph(folder: Path) -> GraphConfig:
     missing = [name for name in named if not (folder / name).is_file()]
     if missing:
         raise ArtifactError(
-            f"the model in {str(folder)!r} is incomplete: {', '.join(missing)} of its graphs "
-            "missing; copy or make the folder again"
+            f"the model in {str(folder)!r} is incomplete: the graph files {', '.join(missing)} "
+            "are missing; copy the folder again, or export the model again"
         )
     return graph
 

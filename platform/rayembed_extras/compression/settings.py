@@ -82,7 +82,7 @@ def settings_in(text: str) -> dict[str, Any]:
                 "layers,share=0.5"
             )
         if name in found:
-            raise ConfigError(f"{text!r} names {name} twice; once is enough")
+            raise ConfigError(f"{text!r} sets {name} twice; set it once")
         try:
             # YAML takes 2:4 for a number to the base of 60.
             found[name] = value if re.fullmatch(r"\d+:\d+", value) else read_yaml(value)

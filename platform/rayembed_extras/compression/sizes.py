@@ -181,8 +181,8 @@ def recovery(run: Run, label: str, reference: str, start: str) -> Run:
     """
     if not run.takes_scores:
         raise ConfigError(
-            "the run has no tasks to compare sizes by; name some in evaluation.benchmarks or "
-            "evaluation.own_sets"
+            "the run has no tasks to compare the sizes of the model by; name tasks in "
+            "evaluation.benchmarks or evaluation.own_sets"
         )
     config = check_loadable(resolve_model(reference))
     model = config.model_dump(mode="json")
@@ -240,9 +240,9 @@ def _texts_of(run: Run, files: str | None, languages: Sequence[str]) -> list[Cal
     if missing := [one for one in languages if one not in rows]:
         rows_text = ", ".join(f"{one or 'none'} ({count:,})" for one, count in rows.most_common())
         raise ConfigError(
-            f"--language {missing[0]}: no row of the training data is in this language; the rows "
-            f"are in {rows_text}. Name one of these, or name the column of languages by "
-            "data.datasets.NAME.source.language=COLUMN"
+            f"--language {missing[0]}: no row of the training data is in this language; the "
+            f"languages of the rows are {rows_text}. Name one of these languages, or name the "
+            "column of languages by data.datasets.NAME.source.language=COLUMN"
         )
     return list(found)
 

@@ -56,18 +56,18 @@ def _read(args: argparse.Namespace) -> Family:
         ways = tuple(map(_way, text.split("+")))
         label = "-".join(way.label for way in ways)
         if label in sizes:
-            raise ConfigError(f"--size: two sizes are called {label!r}; name each once")
+            raise ConfigError(f"--size: two sizes have the label {label!r}; give each size once")
         sizes[label] = ways
     family = Family(run, sizes, args.texts, tuple(args.languages))
     if family.texts is not None and family.languages:
         raise ConfigError(
-            "--language selects texts of the training data, and --texts names other texts; give "
+            "--language selects texts of the training data, but --texts names other texts; give "
             "only one of them"
         )
     if family.languages and not any(way.needs_texts for way in family.ways):
         raise ConfigError(
-            "--language chooses the tokens of a smaller vocabulary, but none of the sizes has one; "
-            "add --size vocabulary, or leave --language out"
+            "--language chooses the tokens of a smaller vocabulary, but no --size reduces the "
+            "vocabulary; add --size vocabulary, or leave --language out"
         )
     return family
 
@@ -82,8 +82,9 @@ def _way(text: str) -> Compression:
     found, ways = settings_in(text), _cuts()
     if found["kind"] not in ways:
         raise ConfigError(
-            f"--size {text!r}: a size needs {' or '.join(ways)}, whose models can be trained "
-            f"further; {nearest(found['kind'], ways)}. rayembed compress has other methods"
+            f"--size {text!r}: a size needs {' or '.join(ways)}, because only models made by "
+            f"these methods can be trained further; {nearest(found['kind'], ways)}. For other "
+            "methods use rayembed compress"
         )
     return parse(ways[found["kind"]], found)
 

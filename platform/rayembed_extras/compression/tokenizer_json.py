@@ -34,14 +34,14 @@ def check_kind(tokenizer: Mapping[str, Any], where: str) -> None:
     kind = model.get("type")
     if kind not in _KINDS:
         raise ConfigError(
-            f"vocabulary: the tokenizer of the {where} is of the kind {kind!r}, for which the "
-            f"effect of removed tokens on texts is not known; supported are {', '.join(_KINDS)}"
+            f"vocabulary: the tokenizer of the {where} is of the kind {kind!r}, and rayembed does "
+            f"not know how removing tokens changes its texts; supported kinds: {', '.join(_KINDS)}"
         )
     marks = [model.get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix")]
     if kind == "BPE" and any(marks):
         raise ConfigError(
             f"vocabulary: the BPE tokenizer of the {where} marks the inside or the end of words "
-            f"({marks[0]!r}, {marks[1]!r}); a vocabulary with such merges cannot be reduced"
+            f"({marks[0]!r}, {marks[1]!r}); a vocabulary with such marks cannot be reduced"
         )
 
 
@@ -65,7 +65,7 @@ def kept_tokens(
     if size is not None and len(kept) > size:
         raise ConfigError(
             f"vocabulary.size is {size}, but special tokens and single characters or bytes alone "
-            f"are {len(kept)}; set it higher"
+            f"are {len(kept)} tokens; set a higher vocabulary.size"
         )
     tokens = {number: token for token, number in ids.items()}
     ways = _Merging(tokenizer["model"]) if tokenizer["model"]["type"] == "BPE" else None

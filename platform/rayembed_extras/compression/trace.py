@@ -80,7 +80,7 @@ def trace(model: TransformerModel, *, context: bool = False) -> Any:
     except Exception as error:  # whatever torch or a model's code raises in tracing
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
-            f"a {model.config.kind} of these parts cannot be exported as a graph: {said}"
+            f"this {model.config.kind} model cannot be exported as a graph: {said}"
         ) from error
 
 

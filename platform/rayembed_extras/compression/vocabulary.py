@@ -93,7 +93,7 @@ class Vocabulary(Compression):
         check_target(output)
         if not source.texts:
             raise ConfigError(
-                "vocabulary: there are no texts whose tokens would be kept; give some of all "
+                "vocabulary: there are no texts that say which tokens to keep; give texts of all "
                 "languages and subjects that the model is for"
             )
         self.check(source.folder)
@@ -158,11 +158,14 @@ def _kept(way: Vocabulary, part: Any, pretrained: Any, texts: Sequence[str]) -> 
     ids = kept_tokens(content, met, always, way.size)
     if ids[-1] >= rows:
         raise ConfigError(
-            f"vocabulary: the tokenizer's largest id is {ids[-1]}, but the model has {rows} "
-            "embeddings"
+            f"vocabulary: the tokenizer does not fit the model: its largest id is {ids[-1]}, but "
+            f"the model has {rows} embeddings"
         )
     logger.info(
-        "vocabulary: %d of %d tokens kept, %d occur in the texts", len(ids), rows, len(counts)
+        "vocabulary: %d of %d tokens are kept; %d tokens occur in the texts",
+        len(ids),
+        rows,
+        len(counts),
     )
     return ids
 

@@ -106,7 +106,9 @@ def _filter(
     name, execute = writer.dataset, context.execute
     total = sum(part.rows for part in parts)
     if not total:
-        raise DataError(f"data set {name!r} has no rows; the consistency filter needs some")
+        raise DataError(
+            f"data set {name!r} has no rows, so the consistency filter cannot be applied"
+        )
     folder, working = writer.folder, writer.working_folder
     items = [NumberedPart(part, number) for number, part in enumerate(parts)]
     teacher = writer.settled(context, config)
@@ -130,9 +132,10 @@ def _filter(
     gone = total - sum(language["kept"] for language in languages)
     if gone == total:
         raise DataError(
-            f"data set {name!r}: the consistency filter leaves none of its {total} rows; ranks "
-            f"of their own documents: {bins}. Raise consistency.top_k {config.top_k}, or check "
-            f"that the teacher {config.teacher!r} suits the data"
+            f"data set {name!r}: the consistency filter leaves none of its {total} rows, because "
+            f"no document ranks high enough for its own query (ranks: {bins}). Raise "
+            f"consistency.top_k={config.top_k}, or check that the teacher {config.teacher!r} "
+            "suits the data"
         )
     keep = KeepConsistent(writer.parts_folder)
     results = run_resumable(folder, f"filter {name}", keep, ranked_parts, execute)

@@ -45,8 +45,8 @@ def save_with_corpus(
     config = check_loadable(folder)
     if not config.context_places:
         raise ArtifactError(
-            f"{reference!r} is a model of kind {config.kind!r}, which has no corpus context; "
-            "take a contextual model, such as CDE"
+            f"{reference!r} is a model of kind {config.kind!r}, which has no corpus context; use "
+            "a contextual model, such as CDE"
         )
     model = load_model(folder, device=default_device())
     documents = _counted(documents)
@@ -55,7 +55,7 @@ def save_with_corpus(
     else:
         context = corpus_context(model, documents, seed=seed)
     if context is None:
-        raise DataError("the corpus has no non-empty document")
+        raise DataError("all documents of the corpus are empty")
     model = load_model(folder, dtype=saved_dtype(folder))  # another may have embedded
     model.set_corpus(context)
     model.save(output, instructions=saved_instructions(folder, model.config))

@@ -145,10 +145,10 @@ def check_fits(gpu: str, memory: GpuMemory) -> None:
     room = usable_bytes(gpu)
     if memory.total > room:
         raise ConfigError(
-            f"placement.gpu is {gpu}, on which a worker may need {_gib(room)}, and this run needs "
-            f"{_gib(memory.total)}; set a smaller placement.micro_batch_tokens, "
-            "placement.gradient_checkpointing=true, a higher placement.zero_stage with more "
-            "workers, or take a larger GPU"
+            f"placement.gpu is {gpu}, on which a worker may use {_gib(room)} of memory, but this "
+            f"run needs {_gib(memory.total)}; set a smaller placement.micro_batch_tokens, "
+            "placement.gradient_checkpointing=true or a higher placement.zero_stage with more "
+            "workers, or use a larger GPU"
         )
 
 

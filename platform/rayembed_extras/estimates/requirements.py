@@ -89,9 +89,12 @@ def known_settings(reference: str, setting: str) -> dict[str, Any] | None:
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{setting} {reference!r}: no model there: {error}") from None
+        raise ConfigError(
+            f"{setting} {reference!r}: no model there, because its config.json cannot be read: "
+            f"{error}"
+        ) from None
     if not isinstance(settings, dict):
-        raise ConfigError(f"{setting} {reference!r}: config.json is no JSON object")
+        raise ConfigError(f"{setting} {reference!r}: its config.json is not a JSON object")
     return settings
 
 

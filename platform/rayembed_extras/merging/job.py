@@ -42,8 +42,8 @@ def _merge(args: argparse.Namespace, context: JobContext) -> None:
         check_task_names(scores)
     elif len(candidates) > 1:
         raise ConfigError(
-            f"{len(candidates)} candidates (--shares) and no tasks to choose by: name "
-            "--benchmark, --tasks or --own-set"
+            f"--shares gives {len(candidates)} candidates, but there are no tasks to choose the "
+            "best by; add --benchmark, --tasks or --own-set"
         )
     # torch and mteb; the rest of the job needs none of them.
     from rayembed_extras.merging.merge import merge_best, merge_given, print_choice

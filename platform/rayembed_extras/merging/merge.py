@@ -120,9 +120,9 @@ def _check_no_removed_checkpoint(reference: str) -> None:
     if named is None or exists(reference) or not exists(join(named["run"], RUN_FILE)):
         return
     raise ArtifactError(
-        f"there is no checkpoint {reference!r}: a finished run keeps only its models and "
-        "weights. Train it with placement.keep_states=true under another --name to merge its "
-        f"checkpoints, or name its model, {join(named['run'], 'models', named['stage'])}"
+        f"there is no checkpoint {reference!r}: a finished run keeps only its models and weights. "
+        "To merge checkpoints, train the run with placement.keep_states=true under another "
+        f"--name; to merge the finished model, name {join(named['run'], 'models', named['stage'])}"
     )
 
 
@@ -134,8 +134,8 @@ def _exported(checkpoint: str) -> str:
     folder = "" if named is None else named["run"] + options
     if named is None or not exists(join(folder, RUN_FILE)):
         raise ArtifactError(
-            f"the checkpoint {checkpoint!r} is not in its run's folder, "
-            "<run>/<stage>/train/<checkpoint>, so its settings are not known; give that path"
+            f"the checkpoint {checkpoint!r} is not in its run's folder, so its settings are not "
+            "known; give a path of the form <run>/<stage>/train/<checkpoint>"
         )
     run = Run.read(resolve(join(folder, RUN_FILE)))
     model = join(folder, "models", f"{named['stage']}-{named['checkpoint']}")
@@ -158,9 +158,9 @@ def _weights(folder: Path, run: Run) -> dict[str, Any]:
     position = read_position(str(folder))
     if position.run_fingerprint != run.fingerprint:
         raise ArtifactError(
-            f"checkpoint {str(folder)!r} was made by a run with the fingerprint "
-            f"{position.run_fingerprint}, and the settings in its run's folder have "
-            f"{run.fingerprint}: they have changed since, restore them"
+            f"the settings of the run have changed since the checkpoint {str(folder)!r} was made: "
+            f"the checkpoint has the fingerprint {position.run_fingerprint}, but the settings in "
+            f"its run's folder have {run.fingerprint}; restore the settings"
         )
     return dict(Checkpoint(folder, position).weights())
 

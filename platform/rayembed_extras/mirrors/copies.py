@@ -43,7 +43,9 @@ class TensorBoard:
         for old in place.glob("events.out.tfevents.*"):
             old.unlink()
         self._writer: Any = SummaryWriter(str(place))
-        logger.info("show the curves in TensorBoard: tensorboard --logdir %s", place)
+        logger.info(
+            "to show the curves of this run in TensorBoard, run: tensorboard --logdir %s", place
+        )
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         """Log values at a step."""
@@ -76,7 +78,7 @@ class WandB:
         self._run.define_metric("*", step_metric="global_step")
         self._sent = int(self._run.summary.get("global_step") or 0)
         if self._run.url:
-            logger.info("the curves in Weights & Biases: %s", self._run.url)
+            logger.info("the curves of this run in Weights & Biases: %s", self._run.url)
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         """Log values at a step, unless an earlier submission has sent it."""
