@@ -79,7 +79,10 @@ def reversed_stages(run: Run, name: str) -> Run:
         ConfigError: the run does not have two stages.
     """
     if len(run.stages) != 2:
-        raise ConfigError(f"only two stages can be reversed; {run.name!r} has {len(run.stages)}")
+        raise ConfigError(
+            f"the order of stages can be reversed only in a run with two stages; {run.name!r} has "
+            f"{len(run.stages)}"
+        )
     first, last = run.stages
     stages = (
         changed(last, optimizer=first.optimizer),
@@ -138,8 +141,8 @@ def with_examples(
     for task, pairs in fixed.items():
         if task not in instructions:
             raise ConfigError(
-                f"in-context examples for {task!r}, which has no instruction; set "
-                f"evaluation.instructions.{task}, or leave them out"
+                f"in-context examples are set for the task {task!r}, which has no instruction; "
+                f"set evaluation.instructions.{task}, or leave the examples out"
             )
         template = model.instruction_template
         instructions[task] = instruction_with_examples(template, instructions[task], pairs)
@@ -149,7 +152,10 @@ def with_examples(
 
 def _causal2vec(run: Run) -> Causal2VecConfig:
     if not isinstance(run.model, Causal2VecConfig):
-        raise ConfigError(f"{run.name!r} is a run of {run.model.kind!r}, not of 'causal2vec'")
+        raise ConfigError(
+            f"this ablation needs a run of a 'causal2vec' model, but {run.name!r} is a run of "
+            f"{run.model.kind!r}"
+        )
     return run.model
 
 
@@ -208,5 +214,8 @@ def dense(run: Run, name: str) -> Run:
         ConfigError: the run is not of a nomic-moe.
     """
     if not isinstance(run.model, NomicMoeConfig):
-        raise ConfigError(f"{run.name!r} is a run of {run.model.kind!r}, not of 'nomic-moe'")
+        raise ConfigError(
+            f"this ablation needs a run of a 'nomic-moe' model, but {run.name!r} is a run of "
+            f"{run.model.kind!r}"
+        )
     return changed(run, name=name, model=changed(run.model, experts=None))

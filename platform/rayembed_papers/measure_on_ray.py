@@ -50,9 +50,9 @@ def measured_on_ray(
         raise error.cause from error
     except ray.exceptions.RayError as error:
         raise WorkerError(
-            f"the evaluation of {str(reference)!r} was lost with its process or node: "
-            f"{error}\nIf memory ran out, score fewer or shorter texts, or give the nodes more; "
-            "then submit the run again under the same name. Stored scores are reused."
+            f"the evaluation of {str(reference)!r} was lost with its process or node: {error}\nIf "
+            "memory ran out, score fewer or shorter texts, or give the nodes more memory; then "
+            "submit the run again under the same name. Stored scores are reused."
         ) from error
     return found
 

@@ -137,8 +137,8 @@ def test_side_by_side_trials_score_as_alone(tmp_path):
     rates = "grid(0.01, 0.003, 1e-7)"
     done = submit(sweep_over(tmp_path, rates, *given, "--with", "trials_at_once=2"), seconds=900)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert "3 of 3 trials to run, 2 at a time" in done.stderr
-    told = "a trial alone gives identical results with --set placement.threads_per_worker=1"
+    assert "starting 3 of 3 trials, 2 at a time" in done.stderr
+    told = "results from a single trial, set --set placement.threads_per_worker=1"
     assert told in done.stderr
     records = TrialStore(str(tmp_path / "outputs" / "sweeps" / "rates")).read()
     check_states(records, rung=4, last=8)

@@ -211,7 +211,7 @@ def test_encoders_that_are_damaged_or_cannot_read_so_much(folders, tmp_path):
     assert [family_of(folders[n]) for n in folders] == ["transformers", "nomic", "nomic"]
     check_length(folders["moe"], 4096, "SQuAD")
     check_length(folders["bert"], 64, "RTE")
-    with pytest.raises(ConfigError, match=r"SQuAD reads 384 tokens .* has 64 positions; set"):
+    with pytest.raises(ConfigError, match=r"SQuAD reads 384 tokens .* has only 64 positions; set"):
         check_length(folders["bert"], 384, "SQuAD")
     for name in ("bert", "moe"):
         damaged = tmp_path / name

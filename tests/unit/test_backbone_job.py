@@ -133,7 +133,7 @@ def test_a_backbone_without_all_of_its_weights_is_refused_before_any_data(
     safetensors.torch.save_file(weights | {lost: weights[lost][:7].clone()}, file, {"format": "pt"})
     code, err = refused(folder)
     assert (code, "/nowhere" in err, lost in err) == (1, False, True)
-    assert "1 of other shapes" in err or "of other shapes 1" in err
+    assert "1 weights of other shapes" in err or "of other shapes 1" in err
 
     index = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -172,7 +172,7 @@ def test_a_trial_tells_of_what_trying_again_does_not_mend(bert, tmp_path):
     problem = pickle.loads(pickle.dumps(attempt(trial, use_gpu=False, predict_batch=8)))
     (bert / "vocab.txt").unlink()
     assert isinstance(problem, ArtifactError)
-    assert "has weights" in str(problem)
+    assert "has the weights" in str(problem)
     # Its result is there, so nothing needs a cluster.
     placed = run.model_copy(
         update={"placement": run.placement.model_copy(update={"storage_path": str(tmp_path / "s")})}
@@ -286,7 +286,9 @@ def test_trials_that_diverge_are_told_and_not_done_again(bert, tmp_path, grid, c
     assert code == 0
     assert "Trials that diverged, and are no results: CoLA 1 of 2, RTE 1 of 2." in out
     assert "| RTE | accuracy | 0.001 | 4 |" in out
-    said = "1 of 2 trials of CoLA diverged; they have no score and are left out of the medians"
+    said = (
+        "1 of 2 trials of CoLA diverged; these trials have no score and are left out of the medians"
+    )
     assert said in caplog.messages
     client = MlflowClient(f"sqlite:///{tmp_path / 'storage' / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("rayembed-backbones")

@@ -123,7 +123,8 @@ def test_sparsegpt_fills_no_zeros_of_a_matrix_that_was_pruned_before():
     weight[:, ::2] = 0
     rows = inputs(20, seed=1)
     with pytest.raises(
-        ConfigError, match=r"layer has 50% zeros already, more than sparsity = 0\.25"
+        ConfigError,
+        match=r"50% of the weights of layer are zero already, more than sparsity = 0\.25",
     ):
         solved(SparseGPTSolver("unstructured", 0.25), weight, rows)
     made = solved(SparseGPTSolver("2:4", 0.5), weight, rows)

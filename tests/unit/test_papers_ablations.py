@@ -32,7 +32,7 @@ def test_reversed_stages_of_table_4(base):
     assert (blend.datasets, retrieval.datasets) == (two.stages[1].datasets, two.stages[0].datasets)
     assert [s.optimizer for s in run.stages] == [s.optimizer for s in two.stages]
     assert (run.model, run.data, run.evaluation) == (two.model, two.data, two.evaluation)
-    with pytest.raises(ConfigError, match="only two stages can be reversed"):
+    with pytest.raises(ConfigError, match="reversed only in a run with two stages"):
         ablations.reversed_stages(get_recipe("biencoder"), "x")
 
 
@@ -65,7 +65,9 @@ def test_examples_of_the_evaluation_stand_in_its_instructions():
         assert instruction.endswith(own)
         assert instruction.count("Response: ") == len(ablations.EXAMPLES.get(task, ()))
     assert get_recipe("causal2vec-mistral-7b-icl").model.examples.max_examples == 5
-    with pytest.raises(ConfigError, match="examples for 'Other', which has no instruction"):
+    with pytest.raises(
+        ConfigError, match="examples are set for the task 'Other', which has no instruction"
+    ):
         ablations.with_examples(plain, "x", run.model.examples, {"Other": []}, query_max_length=224)
     with pytest.raises(ConfigError, match="is a run of 'biencoder'"):
         ablations.last_token(get_recipe("biencoder"), "x")

@@ -61,7 +61,7 @@ def test_air_bench_has_no_mean_of_two_metrics():
 
 def test_what_is_not_there_is_told_with_the_nearest():
     others = lines_of_air_bench()
-    with pytest.raises(ConfigError, match="of that model they have BEIR, MIRACL"):
+    with pytest.raises(ConfigError, match="of this model are published for BEIR, MIRACL"):
         published("jina-v3", "AIR-Bench_24.04", benchmark_lines("AIR-Bench_24.04", others))
     with pytest.raises(ConfigError, match="did you mean 'jina-v3'"):
         published("jina-3", "BEIR", benchmark_lines("BEIR"))

@@ -160,11 +160,11 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("sizes", "--model", "{}/encoder"), 1, "has no context; take a CDE model"),
-        (("topics", "--model", "{}/encoder"), 1, "has no context; take a CDE model"),
+        (("sizes", "--model", "{}/encoder"), 1, "has no context; use a CDE model"),
+        (("topics", "--model", "{}/encoder"), 1, "has no context; use a CDE model"),
         (("topics", "--model", "{}/empty"), 1, "neither config.json nor modules.json"),
         (("sizes",), 1, "runs/test/models/one"),
-        (("sizes", "--model", "{}/cde", "--sizes", "0,9"), 2, "9 context documents are more than"),
+        (("sizes", "--model", "{}/cde", "--sizes", "0,9"), 2, "9 context documents were requested"),
         (("sizes", "--model", "{}/cde", "--tasks", "WikiSenten"), 2, "no retrieval task"),
         (("topics", "--model", "{}/cde", "--task", "x"), 2, "no retrieval task 'x'"),
         (("batches",), 2, "data.datasets.wiki.clusters is null"),

@@ -175,7 +175,7 @@ def test_there_are_more_than_twenty_five_and_keys_are_checked():
     assert sum(bool(claim.note) for claim in ALL) == 23
     assert [one.key for one in get_directions(["mask", "moe"])] == ["mask", "moe"]
     assert get_directions([])[3].key == ALL[3].key
-    with pytest.raises(ConfigError, match="no claim 'mas'; did you mean 'mask'"):
+    with pytest.raises(ConfigError, match="no paper claim 'mas' to measure; did you mean 'mask'"):
         get_directions(["mas"])
 
 

@@ -61,7 +61,7 @@ def test_noise_is_words_of_articles_that_no_task_holds(run):
         assert not own_words(added) & held_out
     assert behind == [Noise.of(run, 8).behind(text) for text in texts]
     assert len({noisy.removeprefix(text) for text, noisy in zip(texts, behind, strict=True)}) > 50
-    with pytest.raises(DataError, match="has 1000 words for the noise"):
+    with pytest.raises(DataError, match="none of them has 1000 words"):
         Noise.of(run, 1000)
 
 
@@ -168,7 +168,9 @@ def test_noise_that_the_model_does_not_read_is_told(run, saved, caplog):
 
 
 def test_what_the_model_cannot_read_is_refused(run, saved, tmp_path):
-    with pytest.raises(ConfigError, match="the encoder would read 88 tokens, and it has learnt 64"):
+    with pytest.raises(
+        ConfigError, match="the encoder would read 88 tokens, but it has learnt only 64"
+    ):
         noise_scores(saved, run, name="x", results_folder=tmp_path, num_words=20)
     none = run.model_copy(update={"evaluation": run.evaluation.model_copy(update={"own_sets": ()})})
     with pytest.raises(ConfigError, match="no texts to append noise to"):
@@ -213,7 +215,7 @@ def test_both_stages_of_a_contextual_model_have_room_for_the_noise_once(run, tmp
     model = build_model(parse(CDEConfig, config), save_cde_stages(tmp_path), seed=0)
     model.save(tmp_path / "model")
     options = {"name": "noise", "results_folder": tmp_path / "noise"}
-    with pytest.raises(ConfigError, match="would read 70 tokens, and it has learnt 64"):
+    with pytest.raises(ConfigError, match="would read 70 tokens, but it has learnt only 64"):
         noise_scores(tmp_path / "model", run, num_words=15, **options)
     _make_room(model, 16)
     assert model.tokenizer.max_lengths == {"query": 56, "document": 56}

@@ -209,7 +209,9 @@ def test_translations_by_subsets_and_by_columns(task, tmp_path: Path) -> None:
     assert [r.language for r in records] == ["deu-eng"] * 2 + ["eng-fra"] * 2
     one, _ = records_of(tmp_path, subset="fr-en")
     assert [r.query for r in one] == ["fr-en 1", "one"]
-    with pytest.raises(ConfigError, match=r"source.subset = 'xx'.* has de-en, fr-en"):
+    with pytest.raises(
+        ConfigError, match=r"source.subset = 'xx'.* has only the subsets de-en, fr-en"
+    ):
         records_of(tmp_path, subset="xx")
     columns = {"de": ["eins"], "en": ["one"], "fr": ["un"]}
     parallel = DatasetDict({"train": Dataset.from_dict(columns)})
@@ -259,10 +261,14 @@ def test_evaluation_splits_and_splits_that_are_not_there(task, tmp_path: Path) -
     task(AbsTaskSTS, "STS", splits(columns))
     with pytest.raises(ConfigError, match=r"source.split = 'test': .*evaluates on test"):
         records_of(tmp_path, split="test")
-    with pytest.raises(ConfigError, match=r"source.split = 'dev': .*'default'\) has train, test"):
+    with pytest.raises(
+        ConfigError, match=r"source.split = 'dev': .*'default'\) has the splits train, test"
+    ):
         records_of(tmp_path, split="dev")
     task(AbsTaskSTS, "Summarization", splits(columns))
-    with pytest.raises(ConfigError, match=r"type Summarization over text; .*Retrieval, Reranking"):
+    with pytest.raises(
+        ConfigError, match=r"type Summarization and .* text; .*Retrieval, Reranking"
+    ):
         records_of(tmp_path)
 
 
@@ -273,7 +279,7 @@ def test_the_only_split_of_judgements_is_not_taken_for_another(
     monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *a, **k: ["test"])
     loader = AbsTaskRetrieval.load_data
     task(AbsTaskRetrieval, "Retrieval", {}, load_data=loader)
-    with pytest.raises(ConfigError, match=r"source.split = 'train': .* has test"):
+    with pytest.raises(ConfigError, match=r"source.split = 'train': .* has the splits test"):
         records_of(tmp_path)
 
 

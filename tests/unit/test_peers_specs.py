@@ -239,7 +239,7 @@ def test_what_gives_no_single_dense_vector_is_refused(tmp_path, sentence_folder,
     [
         ({"prompts": {"query_prefix": "x"}}, "prompts is set for the model 'made-up/peer'"),
         ({"tokens_per_batch": 8}, "tokens_per_batch is set"),
-        ({"dimensions": 7}, r"mteb states that .* gives \[32, 16\]"),
+        ({"dimensions": 7}, r"according to mteb, .* gives vectors of \[32, 16\]"),
         ({"revision": "other"}, "revision = 'other'"),
     ],
 )
@@ -267,7 +267,7 @@ def test_a_name_that_mteb_does_not_know_is_a_model_of_the_hub(
         raise AssetError("not there")
 
     monkeypatch.setattr("rayembed_extras.peers.sentence_spec.resolve_model", fail)
-    with pytest.raises(AssetError, match=r"did you mean 'made-up/peer'.*hub: not there"):
+    with pytest.raises(AssetError, match=r"did you mean 'made-up/peer'.*hub says: not there"):
         spec_of("made-up/peers")
     with pytest.raises(AssetError, match=r"mteb has no model 'made-up/peers'; did you mean"):
         spec_of("mteb:made-up/peers")
@@ -277,7 +277,7 @@ def test_settings_that_sentence_transformers_does_not_take(tmp_path):
     folder = save_biencoder(tmp_path / "model")
     with pytest.raises(ConfigError, match="prompts is set"):
         spec_of(f"st:{folder}", prompts={"table": "none"})
-    with pytest.raises(ConfigError, match="revision = 'x' is for models that mteb loads"):
+    with pytest.raises(ConfigError, match="revision = 'x' has an effect only for models"):
         spec_of(f"st:{folder}", revision="x")
 
 

@@ -70,7 +70,7 @@ def test_another_set_than_was_scored_is_refused(folder, capsys):
     )
     code, output = compared(folder, "--own-set", f"planted={other}")
     assert code == 0, "the comparison itself needs no texts"
-    assert "has other queries or documents than the results" in capsys.readouterr().out
+    assert "has other queries or documents than the stored results" in capsys.readouterr().out
     assert not (output / "query_changes.html").exists()
 
 

@@ -81,7 +81,7 @@ def test_a_folder_that_was_changed_behind_its_proof_is_not_ready(folder):
 def test_a_folder_without_a_proof_serves_with_a_warning(tmp_path, caplog):
     folder = save_biencoder(tmp_path / "model")
     service = EmbeddingService("m", load_model(folder), folder=folder)
-    assert "m has no proof" in caplog.text
+    assert "m has no stored reference vectors (proof/)" in caplog.text
     assert client_of(service).get("/health").json() == {"status": "ready"}
     assert gauges(client_of(service)) == {}
 

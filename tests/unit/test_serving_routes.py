@@ -82,7 +82,7 @@ def test_token_numbers_are_the_texts_that_they_stand_for(model, folder, whose):
     for value in (size, -1, 2**70, True, 1.5, "a", None):
         refused(
             client.post("/v1/embeddings", json={"input": [[ids[0][0], value]]}),
-            f"has the numbers 0 to {size - 1}",
+            f"has the ids 0 to {size - 1}",
             "input",
         )
     refused(client.post("/v1/embeddings", json={"input": [[]]}), "is an empty text", "input")
@@ -98,7 +98,7 @@ def test_token_numbers_of_nobody_knows_whom_are_refused(client):
 
 
 def test_a_tokenizer_that_is_none_is_told(tmp_path):
-    with pytest.raises(AssetError, match="holds no tokenizer"):
+    with pytest.raises(AssetError, match="has no tokenizer"):
         named_tokenizer(str(tmp_path))
 
 
@@ -136,8 +136,8 @@ def test_embed_gives_the_vectors_alone(client, model):
         ("/rerank", {"query": "a", "texts": ["b"], "model": "tiny:query"}, "leave out", "model"),
         ("/v1/rerank", {"query": "a"}, "'documents' must be", "documents"),
         ("/v1/rerank", {"query": "a", "documents": [{"title": "b"}]}, "[0] = None", "documents"),
-        ("/v2/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "from 1 on", "top_n"),
-        ("/v2/rerank", {"query": "a", "documents": ["b"], "top_n": True}, "from 1 on", "top_n"),
+        ("/v2/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "1 or more", "top_n"),
+        ("/v2/rerank", {"query": "a", "documents": ["b"], "top_n": True}, "1 or more", "top_n"),
     ],
 )
 def test_wrong_requests_are_refused(client, path, body, message, field):

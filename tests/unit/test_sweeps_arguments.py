@@ -46,7 +46,9 @@ def test_a_space_with_no_end_is_searched_at_random_unless_told_otherwise(tmp_pat
     )
     assert (drawn.search.kind, drawn.search.trials) == ("optuna", 7)
     for words in (("--search", "grid"), ()):
-        with pytest.raises(ConfigError, match=r"--trials 7 is .* add --search random or optuna"):
+        with pytest.raises(
+            ConfigError, match=r"--trials 7 limits .* add --search random or optuna"
+        ):
             sweep_of("--set", f"{RATE}=choice(1e-5, 1e-4)", *words, "--trials", "7")
 
 

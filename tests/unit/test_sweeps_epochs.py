@@ -121,11 +121,13 @@ def test_asha_on_pairs_alone_takes_what_they_hold_out(tmp_path):
     share = "data.datasets.pairs.held_out.share=grid(0.1, 0.2)"
     for settings in ((held_out, share), (share,)):
         with pytest.raises(
-            ConfigError, match=r"compared on held-out rows, but hold out different rows"
+            ConfigError, match=r"compared by held-out rows, but they hold out different rows"
         ):
             check_sweep(sweep_of(tmp_path, *settings))
     weighted = (*arguments, "--with", "metric.weights.pairs=1")
-    with pytest.raises(ConfigError, match=r"names 'pairs', which the validation .* not score"):
+    with pytest.raises(
+        ConfigError, match=r"names the task 'pairs', which the validation .* not score"
+    ):
         check_sweep(sweep_of(tmp_path, held_out, "seed=grid(0, 1)", arguments=weighted))
 
 

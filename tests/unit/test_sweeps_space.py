@@ -153,7 +153,7 @@ def test_values_that_the_run_refuses_are_told_with_their_combination(tmp_path):
         ({}, "empty search space"),
         ({"placement.workers": "grid(1, 2)"}, "changes none of its weights"),
         ({"name": "grid(a, b)"}, "a name of its own"),
-        ({"model.lora": "grid(null)", "model.lora.rank": "grid(2, 4)"}, "part of the first"),
+        ({"model.lora": "grid(null)", "model.lora.rank": "grid(2, 4)"}, "is part of model.lora"),
     ],
 )
 def test_spaces_that_compare_nothing_are_refused(space, message):

@@ -64,7 +64,7 @@ def test_trials_have_names_by_what_they_are(tmp_path):
 
 
 def test_a_sweep_needs_ray(tmp_path):
-    with pytest.raises(ConfigError, match=r"placement\.runtime=local works in one process"):
+    with pytest.raises(ConfigError, match=r"placement\.runtime=local runs in one process"):
         check_sweep(make_sweep(tmp_path, changes=["placement.runtime=local"]))
 
 
@@ -134,7 +134,7 @@ def test_a_task_that_only_some_runs_score_may_be_weighed_where_they_do(tmp_path)
         (
             {RATE: "grid(0.1)"},
             {"metric": {"of": "evaluation"}, "scheduler": {"kind": "asha"}},
-            "known only afterwards",
+            "known only after training",
         ),
         (
             {RATE: "grid(0.1)"},
@@ -157,13 +157,13 @@ def test_optuna_is_tried_out_at_the_corners_of_its_space(tmp_path):
     assert known_trials(sweep) == []
     with pytest.raises(ConfigError, match=r"warmup_steps=6\n.*must be below its 4 steps"):
         check_sweep(sweep)
-    with pytest.raises(ConfigError, match="fixes all of them"):
+    with pytest.raises(ConfigError, match="fixes all values"):
         make_sweep(tmp_path, {RATE: "grid(1, 2)"}, search={"kind": "optuna"})
 
 
 def test_a_metric_is_never_the_training_loss(tmp_path):
     nothing = ["evaluation.validation=null", "evaluation.own_sets=[]"]
-    with pytest.raises(ConfigError, match="no score to compare by"):
+    with pytest.raises(ConfigError, match="no score to compare trials by"):
         check_sweep(make_sweep(tmp_path, changes=nothing))
     only_after = make_sweep(tmp_path, changes=nothing[:1])
     assert metric_source(only_after) == "evaluation"

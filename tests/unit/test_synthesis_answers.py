@@ -139,16 +139,20 @@ def test_an_answer_at_the_limit_of_tokens_is_told_apart() -> None:
 
 
 def test_lengths_count_for_the_long_texts_of_each_kind() -> None:
-    assert reason_of(PLAIN, least_words=8) == "too short"  # the negatives have 8 and 7 words
+    assert (
+        reason_of(PLAIN, least_words=8) == "a text has too few words"
+    )  # the negatives have 8 and 7 words
     assert pair_of(PLAIN, least_words=7)
-    assert reason_of(json.dumps(LABELLED), "long-short", least_words=6) == "too short"
+    assert (
+        reason_of(json.dumps(LABELLED), "long-short", least_words=6) == "a text has too few words"
+    )
     assert pair_of(json.dumps(LABELLED), "long-short", least_words=5)
 
 
 def test_the_script_of_the_language() -> None:
     russian = {"input": "собака", "positive": "пёс", "hard_negative": "кошка"}
     assert pair_of(json.dumps(russian), "short-short", language="ru")
-    told = "not in the script of its language"
+    told = "a text is not in the script of its language"
     assert reason_of(json.dumps(russian), "short-short", language="en") == told
     assert reason_of(json.dumps(SHORT), "short-short", language="ru") == told
     assert in_script_of("zh-Hans", "北京 is 首都")
@@ -182,8 +186,8 @@ def test_lists_of_tasks(text: str) -> None:
     ("text", "reason"),
     [
         ("1. Given a claim", "not JSON of the form asked for"),
-        ("[]", "no task in the list"),
-        ('["one", "two"]', "no task in the list"),
+        ("[]", "the answer's list has no task"),
+        ('["one", "two"]', "the answer's list has no task"),
         (json.dumps({"tasks": "none"}), "not JSON of the form asked for"),
     ],
 )

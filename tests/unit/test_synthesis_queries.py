@@ -183,7 +183,7 @@ def test_too_many_bad_rows_or_answers_fail(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"1 of 22 rows of .* have no document"):
             prepare(tmp_path / "bad", run_of(server, path, max_rejected_share=0.01))
         empty = write(tmp_path / "empty.jsonl", [{"text": ""}])
-        with pytest.raises(DataError, match="has no document"):
+        with pytest.raises(DataError, match="has a usable document"):
             prepare(tmp_path / "empty", run_of(server, empty, max_rejected_share=1.0))
         run = run_of(server, path)
         check_endpoints(run.data.datasets, str(tmp_path / "new"))

@@ -246,7 +246,7 @@ def test_a_plan_finds_the_folders_that_its_repaired_rows_come_from(tmp_path: Pat
 def test_a_repair_that_leaves_no_row_fails(tmp_path: Path) -> None:
     rows = [row for row in made_rows() if any(map(is_planted, row.negatives))]
     judge = RERANKER | {"margin": None, "min_score": 0.5}
-    with pytest.raises(DataError, match=r"the repair leaves none of its 1\d rows"):
+    with pytest.raises(DataError, match=r"the repair removes all of its 1\d rows"):
         repair(tmp_path, rows, dataset_of(judge, "drop_row"))
 
 
@@ -430,7 +430,9 @@ def test_unusable_answers_leave_the_row_and_are_counted(tmp_path: Path) -> None:
     assert all(row == was[row.query] for row in found if row.query in there)
     assert sum(made.manifest["unjudged"].values()) == len(there)
     reasons = {
-        "not JSON of the form asked for", "a number that no candidate has", "not a list of numbers",
+        "not JSON of the form asked for",
+        "the answer names a number that no candidate has",
+        "the list of relevant candidates has entries that are not numbers",
         "cut off at max_tokens", "refused by the endpoint",
     }  # fmt: skip
     assert set(made.manifest["unjudged"]) <= reasons
@@ -497,7 +499,7 @@ def test_wrong_settings_are_refused(judge: dict[str, Any], told: str) -> None:
 def test_repair_needs_negatives_and_positives() -> None:
     source = {"kind": "pairs", "path": "none"}
     values = {"name": "d", "source": source, "repair": {"judge": RERANKER}}
-    with pytest.raises(ConfigError, match="and there are none; mine some"):
+    with pytest.raises(ConfigError, match="the rows have no hard negatives; mine some"):
         parse(DatasetConfig, values)
     assert parse(DatasetConfig, values | {"mining": {"teacher": "t"}}).repair is not None
     graded = {"kind": "graded", "path": "none"}
@@ -512,7 +514,10 @@ def test_an_endpoint_that_is_not_there_is_told_early(tmp_path: Path) -> None:
         here.repair.judge.check_endpoint("repair.judge", str(tmp_path))
         keyed = dataset_of({"kind": "endpoint", "llm": {"api_key_env": "NO_SUCH_KEY"}})
         assert keyed.repair is not None
-        with pytest.raises(ConfigError, match=r"repair\.judge\.llm\.api_key_env names NO_SUCH"):
+        with pytest.raises(
+            ConfigError,
+            match=r"repair\.judge\.llm\.api_key_env names the environment variable NO_SUCH",
+        ):
             keyed.repair.judge.check_endpoint("repair.judge", str(tmp_path))
     with pytest.raises(ConfigError, match=r"repair\.judge\.llm\.url = .*: nothing answers there"):
         here.repair.judge.check_endpoint("repair.judge", str(tmp_path))

@@ -112,7 +112,7 @@ def test_read_articles_tells_what_is_wrong(tmp_path: Path) -> None:
     path.write_text(json.dumps({a.title: vars(a) for a in articles}))
     assert read_articles(path) == articles
     path.write_text(json.dumps([vars(articles[0]), {"title": "x"}]))
-    with pytest.raises(DataError, match=r"entry 1 of .*is no article"):
+    with pytest.raises(DataError, match=r"entry 1 of .*is not an article"):
         read_articles(path)
     path.write_text("[1, ")
     with pytest.raises(DataError, match="cannot read the Wikipedia summaries"):

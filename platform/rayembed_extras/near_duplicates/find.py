@@ -186,7 +186,7 @@ def find_near_duplicates(
     size = BYTES_OF_A_ROW * len(id_hash)
     with scratch_folder(f"the near-duplicates of data set {name!r}", size) as local:
         removed = removed_rows(similar, id_hash, local)
-    log.info("near-duplicates %s: %d rows removed", name, len(removed.positions))
+    log.info("near-duplicates of data set %s: %d rows removed", name, len(removed.positions))
     listing = ListRemoved(folder, scratch)
     shown = run_resumable(folder, f"list {name}", listing, _listed(removed), execute)
     return RemovedRows(removed.positions, some(result["examples"] for result in shown))
@@ -226,7 +226,7 @@ def _compared(
     compare = ComparePairs(scratch, config.threshold, candidates)
     results = run_resumable(scratch, f"compare {name}", compare, compared, execute)
     log.info(
-        "near-duplicates %s: %d pairs compared, %d similar",
+        "near-duplicates of data set %s: %d pairs of rows compared, %d of them similar",
         *(name, sum(r["pairs"] for r in results), sum(r["similar"] for r in results)),
     )
     return tasks

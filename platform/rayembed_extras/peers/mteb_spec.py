@@ -181,13 +181,15 @@ def mteb_spec(
     if settings.revision not in (None, stated.revision):
         raise ConfigError(
             f"revision = {settings.revision!r}: mteb loads {name!r} in the revision "
-            f"{stated.revision!r}; leave it out, or name hf://{name}@{settings.revision}"
+            f"{stated.revision!r} only; leave revision out, or name the weights "
+            f"hf://{name}@{settings.revision} to use another revision"
         )
     _check_supported(name, stated)
     allowed = stated.embed_dim if isinstance(stated.embed_dim, Sequence) else [stated.embed_dim]
     if settings.dimensions is not None and settings.dimensions not in allowed:
         raise ConfigError(
-            f"dimensions = {settings.dimensions}: mteb states that {name!r} gives {list(allowed)}"
+            f"dimensions = {settings.dimensions}: according to mteb, {name!r} gives vectors of "
+            f"{list(allowed)} dimensions; choose from this list or leave dimensions out"
         )
     if settings.dtype == "bfloat16":
         settled(settings.dtype, on)  # for its warning
@@ -200,7 +202,7 @@ def _of_hub(settings: ModelUnderTest, name: str, on: Precision | str | None) -> 
     close = nearest(name, MODEL_REGISTRY)
     unknown = f"mteb has no model {name!r}" + (f"; {close}" if close.startswith("did") else "")
     if settings.reference.startswith("mteb:"):
-        raise AssetError(f"{unknown} Leave 'mteb:' out for a model of the hub")
+        raise AssetError(f"{unknown} To load a model of the hub, leave 'mteb:' out")
     update = {
         "reference": f"st:hf://{name}@{settings.revision or 'main'}",
         "revision": None,
@@ -210,7 +212,8 @@ def _of_hub(settings: ModelUnderTest, name: str, on: Precision | str | None) -> 
         return sentence_spec(settings.model_copy(update=update), on=on)
     except AssetError as error:
         raise AssetError(
-            f"there is no model {name!r}: no such folder here; {unknown}; from the hub: {error}"
+            f"there is no model {name!r}: no folder of this name exists here; {unknown}; the hub "
+            f"says: {error}"
         ) from error
 
 
@@ -223,11 +226,13 @@ def _check_supported(name: str, meta: ModelMeta) -> None:
     other = [kind for kind in meta.model_type if kind != "dense"]
     if other:
         raise ConfigError(
-            f"{name!r} is a model of the kind {', '.join(other)}; supported are models that give "
-            "one dense vector for each text"
+            f"{name!r} is a model of the kind {', '.join(other)}, which is not supported; "
+            "supported are models that give one dense vector for each text"
         )
     if "text" not in meta.modalities:
-        raise ConfigError(f"{name!r} embeds {', '.join(meta.modalities)} but no text")
+        raise ConfigError(
+            f"{name!r} embeds {', '.join(meta.modalities)} but no text; name a model for texts"
+        )
     similarity = meta.similarity_fn_name
     if similarity is not None and similarity.value not in ("cosine", "dot"):
         raise ConfigError(
@@ -242,7 +247,7 @@ def _check_supported(name: str, meta: ModelMeta) -> None:
     if reason is not None:
         raise ConfigError(
             f"mteb's wrapper of {name!r} {reason}, which cannot be spread over workers; evaluate "
-            "it with mteb itself, or its weights as a model of rayembed"
+            "the model with mteb itself, or load its weights as a model of rayembed"
         )
     if (seen := _runs_code(meta)) is not None:
         raise ConfigError(
@@ -271,8 +276,9 @@ def _adjust(wrapper: Any, settings: ModelUnderTest) -> None:
     model = getattr(wrapper, "model", None)
     if not isinstance(model, SentenceTransformer):
         raise ConfigError(
-            f"dtype and max_length cannot be set for {settings.reference!r}: mteb's "
-            f"{type(wrapper).__name__} holds no SentenceTransformer; leave them out"
+            f"dtype and max_length cannot be set for {settings.reference!r}, because mteb's "
+            f"{type(wrapper).__name__} does not use a SentenceTransformer; leave dtype and "
+            "max_length out"
         )
     adjust(model, settings)
 

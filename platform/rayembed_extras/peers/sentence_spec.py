@@ -188,8 +188,8 @@ def sentence_spec(settings: ModelUnderTest, *, on: Precision | str | None = None
     refuse_for_others(settings, "sentence-transformers encodes by itself")
     if settings.revision is not None:
         raise ConfigError(
-            f"revision = {settings.revision!r} is for models that mteb loads; write it into the "
-            "reference, as in st:hf://org/name@revision"
+            f"revision = {settings.revision!r} has an effect only for models that mteb loads; "
+            "write the revision into the reference, as in st:hf://org/name@revision"
         )
     folder = resolve_model(reference)
     check_weight_files(folder)
@@ -199,7 +199,7 @@ def sentence_spec(settings: ModelUnderTest, *, on: Precision | str | None = None
     if foreign := foreign_modules(folder):
         raise ArtifactError(
             f"{str(folder)!r} names the modules {foreign} of its own code, which is never run; "
-            "name a folder, or an hf:// reference, that rayembed loads"
+            "name a folder or an hf:// reference of a model that rayembed loads"
         )
     similarity: Any = stated.get("similarity_fn_name") or "cosine"
     if similarity not in get_args(Similarity):
@@ -256,8 +256,9 @@ def refuse_for_others(settings: ModelUnderTest, why: str) -> None:
     for name, default in (("prompts", Prompts()), ("tokens_per_batch", None)):
         if getattr(settings, name) != default:
             raise ConfigError(
-                f"{name} is set for the model {settings.reference!r}, but {why}; leave it out, or "
-                "name the model's folder or hf:// reference, which rayembed loads"
+                f"{name} is set for the model {settings.reference!r}, but {why}; leave {name} "
+                "out, or name the model's folder or hf:// reference to load the model with "
+                "rayembed"
             )
 
 
@@ -319,17 +320,23 @@ def as_vectors(embeddings: Any) -> np.ndarray:
 
     if isinstance(embeddings, list) and embeddings and isinstance(embeddings[0], torch.Tensor):
         if len({one.shape for one in embeddings}) > 1:
-            raise ArtifactError("the model gives several vectors for a text; supported is one")
+            raise ArtifactError(
+                "the model gives several vectors for a text, which is not supported; supported is "
+                "one vector for each text"
+            )
         embeddings = torch.stack(embeddings)
     if isinstance(embeddings, torch.Tensor):
         if embeddings.is_sparse:
-            raise ArtifactError("the model gives sparse vectors; supported are dense ones")
+            raise ArtifactError(
+                "the model gives sparse vectors, which are not supported; use a model with dense "
+                "vectors"
+            )
         embeddings = embeddings.detach().float().cpu().numpy()
     vectors = np.asarray(embeddings, dtype=np.float32)
     if vectors.ndim != 2:
         raise ArtifactError(
-            f"the model gives arrays of shape {vectors.shape} for texts; supported is one dense "
-            "vector for each"
+            f"the model gives arrays of shape {vectors.shape} for texts, which is not supported; "
+            "supported is one dense vector for each text"
         )
     return vectors
 
@@ -346,6 +353,6 @@ def _check_dense(folder: Path, stated: dict[str, Any]) -> None:
         kind = "CrossEncoder" if scores else ""
     if kind in _OTHER_KINDS:
         raise ArtifactError(
-            f"{str(folder)!r} is a {_OTHER_KINDS[kind]}; supported are models that give one dense "
-            "vector for each text"
+            f"{str(folder)!r} is a {_OTHER_KINDS[kind]}, which is not supported; supported are "
+            "models that give one dense vector for each text"
         )

@@ -199,8 +199,9 @@ def _check_same(data: SearchData, path: str, *results: Results) -> None:
         ranked = {document for result in of_model.values() for document in result.best}
         if of_model.keys() != data.queries.keys() or ranked - documents:
             raise RayembedError(
-                f"--own-set: the set at {path!r} has other queries or documents than the results "
-                f"of {data.name!r}; name the folder that was scored, or score both models again"
+                f"--own-set: the set at {path!r} has other queries or documents than the stored "
+                f"results of {data.name!r}; name the folder of the set that was scored, or score "
+                "both models again"
             )
 
 

@@ -43,7 +43,7 @@ def _pinned(served: ServedModel, tracking_uri: str | None) -> ServedModel:
         return served
     pinned = pinned_reference(served.model, tracking_uri)
     if pinned != served.model:
-        logger.info("the model %s resolves to %s", served.model, pinned)
+        logger.info("serving the model %s, which now resolves to %s", served.model, pinned)
     return served.model_copy(update={"model": pinned})
 
 
@@ -55,8 +55,8 @@ def _serve(config: ServingConfig, context: JobContext) -> None:
     keys = [key for key in keys if key]
     if config.host not in _LOOPBACK and not keys:
         logger.warning(
-            "no token protects %s:%d: every client that reaches it is served; set %s to require "
-            "a token",
+            "no token protects the server at %s:%d, so every client that reaches it can use it; "
+            "set the environment variable %s to require a token",
             config.host,
             config.port,
             config.api_key_env,

@@ -67,7 +67,9 @@ class Replica:
     def check_health(self) -> None:
         """Raise if Serve should replace this copy."""
         if not self._service.healthy:
-            raise WorkerError("the last batches all failed")
+            raise WorkerError(
+                "this copy of the model must be replaced, because its last batches all failed"
+            )
 
     async def answer(self, path: str, body: dict[str, Any]) -> Answer | ServiceError:
         """Answer a request as the local service does, but return refusals, because Ray would wrap a
@@ -264,8 +266,8 @@ def _check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise PlacementError(
-                f"cannot listen on {host}:{port}: {error}; choose another --port or stop what "
-                "listens there"
+                f"cannot listen on {host}:{port}: {error}; choose another --port or stop the "
+                "program that listens there"
             ) from None
 
 
@@ -279,8 +281,8 @@ def _check_resources(model: ServedModel) -> None:
     ):
         most = {name: max(r.get(name, 0.0) for r in nodes) for name in wanted}
         raise PlacementError(
-            f"no node of the cluster has the {wanted} that a copy of the model needs; the most "
-            f"are {most}. Lower cpus_per_replica or set use_gpu=false"
+            f"no node of the cluster has the {wanted} that a copy of the model needs; the largest "
+            f"amounts on a node are {most}. Lower cpus_per_replica or set use_gpu=false"
         )
 
 

@@ -101,7 +101,8 @@ def embed(request: Mapping[str, Any], offer: Offer) -> Call:
     _check_right(request)
     if not _flag(request, "normalize", True):
         raise RequestError(
-            "normalize = false: this server gives vectors of length 1 only; leave it out",
+            "normalize = false is not supported, because this server gives vectors of length 1 "
+            "only; leave normalize out",
             "normalize",
         )
     prompt = request.get("prompt_name")
@@ -152,7 +153,7 @@ def rank_documents(request: Mapping[str, Any], offer: Offer) -> Call:
     texts = _texts({"documents": given}, "documents", "document", offer)
     top = request.get("top_n", len(texts))
     if type(top) is not int or top < 1:
-        raise RequestError(f"top_n = {top!r:.80} must be a whole number from 1 on", "top_n")
+        raise RequestError(f"top_n = {top!r:.80} must be a whole number, 1 or more", "top_n")
 
     def answer(found: Embedded) -> Iterator[str]:
         results: list[dict[str, Any]] = []
@@ -189,8 +190,8 @@ def _ranking(
         raise RequestError(f"query = {query!r:.80} must be a text", "query")
     if ":" in request.get("model", ""):
         raise RequestError(
-            f"model = {request['model']!r:.80}; a ranking sets the roles of its texts itself: "
-            "leave out ':' and the role",
+            f"model = {request['model']!r:.80} names a role, but a ranking sets the roles of its "
+            "texts itself: leave out ':' and the role",
             "model",
         )
     (asked,) = read_texts([query], "query")
@@ -226,7 +227,9 @@ def _with_role(request: Mapping[str, Any]) -> dict[str, Any]:
     role = str(request.get("model", "")).partition(":")[2]
     if role and request.get("role", role) != role:
         raise RequestError(
-            f"model {request['model']!r:.80} and role {request['role']!r:.80} differ", "role"
+            f"model {request['model']!r:.80} and role {request['role']!r:.80} name different "
+            "roles; give the role once",
+            "role",
         )
     return {**request, "role": role} if role else dict(request)
 
@@ -242,7 +245,8 @@ def _check_right(request: Mapping[str, Any]) -> None:
     side = request.get("truncation_direction", "right")
     if str(side).lower() != "right":
         raise RequestError(
-            f"truncation_direction = {side!r:.80}; texts are cut at their right end here",
+            f"truncation_direction = {side!r:.80} is not supported, because this server cuts "
+            "texts at their right end; leave truncation_direction out",
             "truncation_direction",
         )
 
@@ -272,7 +276,7 @@ def named_tokenizer(reference: str) -> Tokenizer:
         return Tokenizer.from_file(str(file))
     except Exception as error:
         raise AssetError(
-            f"token_arrays = {reference!r} holds no tokenizer.json that can be read: {error}"
+            f"token_arrays = {reference!r} has no tokenizer.json that can be read: {error}"
         ) from error
 
 
@@ -305,8 +309,8 @@ def _text(ids: list[Any], where: str, field: str, tokenizer: Tokenizer | None) -
     for number in ids:
         if type(number) is not int or not 0 <= number < size:
             raise RequestError(
-                f"{where}{reprlib.repr(ids)} has {reprlib.repr(number)}, which is no token: the "
-                f"tokenizer of this server's setting token_arrays has the numbers 0 to {size - 1}",
+                f"{where}{reprlib.repr(ids)} has {reprlib.repr(number)}, which is not a token id: "
+                f"the tokenizer of this server's setting token_arrays has the ids 0 to {size - 1}",
                 field,
             )
     found: str = tokenizer.decode(ids, skip_special_tokens=True)

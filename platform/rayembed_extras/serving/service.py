@@ -164,8 +164,9 @@ class EmbeddingService:
         else:
             if proof is None:
                 _logger.warning(
-                    "%s has no proof, so nothing checks that its vectors are the model's own; "
-                    "register or export it again to have one",
+                    "%s has no stored reference vectors (proof/), so the server cannot check "
+                    "that its vectors are those of the original model; register or export the "
+                    "model again to store them",
                     self.name,
                 )
                 return

@@ -39,7 +39,8 @@ class Limits(Settings):
         if self.waiting_bytes < self.body_bytes:
             raise ValueError(
                 f"waiting_bytes {self.waiting_bytes} is below body_bytes {self.body_bytes}, so "
-                "the largest bodies could never be received; raise the one or lower the other"
+                "the largest request bodies could never be received; raise waiting_bytes or "
+                "lower body_bytes"
             )
         return self
 
@@ -92,7 +93,7 @@ class ServedModel(Settings):
         if self.autoscaling is not None and self.autoscaling.max_replicas < self.replicas:
             raise ValueError(
                 f"autoscaling.max_replicas {self.autoscaling.max_replicas} is below replicas "
-                f"{self.replicas}; raise the one or lower the other"
+                f"{self.replicas}; raise autoscaling.max_replicas or lower replicas"
             )
         return self
 

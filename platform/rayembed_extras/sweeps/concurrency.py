@@ -41,11 +41,11 @@ def trials_at_once(placement: Placement, free: Sequence[Node], *, validates: boo
         return 1
     setting = "min_workers" if placement.is_elastic else "workers"
     raise PlacementError(
-        f"no trial fits into the free resources: it needs placement.{setting}="
-        f"{placement.fewest_workers} workers with {workers[0]} each, but the nodes have "
-        f"{[dict(node) for node in free]} free. Most "
-        "likely other jobs hold their CPUs and GPUs: free them (`ray status` shows what is "
-        f"taken), or lower placement.{setting} or placement.cpus_per_worker"
+        "no trial fits into the free resources: a trial needs "
+        f"placement.{setting}={placement.fewest_workers} workers with {workers[0]} each, but the "
+        f"nodes have {[dict(node) for node in free]} free. Most likely other jobs hold their CPUs "
+        "and GPUs: free these resources (`ray status` shows what is taken), or lower "
+        f"placement.{setting} or placement.cpus_per_worker"
     )
 
 

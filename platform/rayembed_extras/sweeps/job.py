@@ -145,8 +145,8 @@ def _read(args: argparse.Namespace, sweeps: Sweeps) -> PrintedSweep:
     if args.trials is not None:
         if search["kind"] == "grid":
             raise ConfigError(
-                f"--trials {args.trials} is a number of draws, but a grid runs every "
-                "combination; add --search random or optuna, or leave --trials out"
+                f"--trials {args.trials} limits the number of random draws, but a grid search "
+                "runs every combination; add --search random or optuna, or leave --trials out"
             )
         search["trials"] = args.trials
     scheduler = given.get("scheduler", {})
@@ -236,7 +236,10 @@ def _given(
 ) -> tuple[dict[str, Any], Mapping[str, Mapping[str, float]], str]:
     """Return the settings to start from, and the paper's scores if the sweep is a paper's table."""
     if args.sweep is not None and args.recipe is not None:
-        raise ConfigError("--sweep names its own runs; leave out --recipe, or --sweep")
+        raise ConfigError(
+            "--sweep and --recipe exclude each other, because a sweep names its own runs; leave "
+            "one out"
+        )
     if args.sweep is None:
         run = _base_run(args.recipe or _RECIPE)
         return {"name": f"{run.name}-sweep", "runs": {"": run}}, {}, ""
@@ -258,8 +261,8 @@ def _of_file(path: str) -> dict[str, Any]:
     runs = values.get("runs")
     if not isinstance(runs, dict) or not runs:
         raise ConfigError(
-            f"the sweep {path!r} has no runs: write recipe: <name>, or runs: with a recipe each "
-            "(label: {recipe: <name>, set: [path=value]})"
+            f"the sweep {path!r} has no runs: add recipe: <name>, or add runs: with a recipe for "
+            f"each run (label: {{recipe: <name>, set: [path=value]}})"
         )
     space = values.get("space")
     lengths = _lengths(space) if isinstance(space, dict) else []

@@ -113,8 +113,8 @@ def check_dashboard() -> None:
     except ray.exceptions.RayError as error:
         raise PlacementError(
             "a sweep needs Ray's dashboard, which releases the CPUs and GPUs of stopped trials, "
-            "and it does not answer; start the cluster with --include-dashboard=true. Ray says: "
-            f"{error}"
+            "but the dashboard does not answer; start the cluster with --include-dashboard=true. "
+            f"Ray says: {error}"
         ) from None
 
 
@@ -143,16 +143,18 @@ def run_trials(
     done = [record for record in past.values() if record.is_done]
     number = number_left(sweep, trials, past)
     if number == 0:
-        logger.info("all %d trials ended in earlier submissions", len(done))
+        logger.info(
+            "no trial is left to run: all %d trials ended in earlier submissions", len(done)
+        )
         return
     at_once = min(_trials_that_fit(sweep, sweep.trials_at_once or number), number)
     known = len(trials) or number + len(done)
-    logger.info("%d of %d trials to run, %d at a time", number, known, at_once)
+    logger.info("starting %d of %d trials, %d at a time", number, known, at_once)
     own = with_cores_of_their_own(sweep, at_once)
     if own is not sweep:
         logger.info(
-            "each worker of trials side by side uses %d thread(s); a trial alone gives "
-            "identical results with --set placement.threads_per_worker=%d",
+            "trials run side by side, so each worker uses %d thread(s); to get identical results "
+            "from a single trial, set --set placement.threads_per_worker=%d",
             *(own.base.placement.threads_per_worker,) * 2,
         )
     sweep = own
@@ -191,7 +193,7 @@ def run_trials(
     if recorder.num_ended < number:  # Ray Tune takes an interrupt for an end like any other
         raise WorkerError(
             f"the sweep was stopped when {recorder.num_ended} of {number} trials had ended; "
-            "submit it again under the same name to resume"
+            "submit the sweep again under the same name to resume it"
         )
 
 

@@ -154,8 +154,8 @@ class Sweep(Document):
         if self.search.kind == "optuna" and (grids or len(self.runs) > 1):
             what = f"{grids[0]}=grid(…)" if grids else f"{len(self.runs)} runs"
             raise ValueError(
-                f"search 'optuna' chooses values while trials run, but {what} fixes all of them "
-                "beforehand; write choice(…), or take search=grid or random"
+                f"search 'optuna' chooses values while trials run, but {what} fixes all values "
+                "beforehand; write choice(…), or use search=grid or random"
             )
         return self
 
@@ -165,8 +165,8 @@ class Sweep(Document):
         for label, run in self.runs.items():
             if run.placement != self.base.placement:
                 raise ValueError(
-                    f"the runs {first!r} and {label!r} have different placements; all trials of a "
-                    "sweep run in the same way"
+                    f"the runs {first!r} and {label!r} have different placement settings, but all "
+                    "trials of a sweep must have the same; make them equal"
                 )
         return self
 
@@ -182,15 +182,15 @@ def metric_source(sweep: Sweep) -> Literal["validation", "evaluation"]:
     source = sweep.metric.of or ("validation" if validated or not evaluated else "evaluation")
     if source == "validation" and not validated:
         raise ConfigError(
-            f"the sweep {sweep.name!r} has no score to compare by: its runs have no validation; "
-            "set evaluation.validation.data.kind=held_out, own_sets, beir or mteb with --set, or "
-            "metric.of=evaluation with evaluation.own_sets or evaluation.tasks"
+            f"the sweep {sweep.name!r} has no score to compare trials by, because its runs have "
+            "no validation; set evaluation.validation.data.kind=held_out, own_sets, beir or mteb "
+            "with --set, or metric.of=evaluation with evaluation.own_sets or evaluation.tasks"
         )
     if source == "evaluation" and not evaluated:
         raise ConfigError(
-            "metric.of 'evaluation' needs scores after training, and a run of the sweep "
-            f"{sweep.name!r} names no tasks; set evaluation.own_sets or evaluation.tasks, or "
-            "metric.of=validation"
+            "metric.of 'evaluation' compares trials by scores after training, but a run of the "
+            f"sweep {sweep.name!r} names no tasks; set evaluation.own_sets or evaluation.tasks, "
+            "or metric.of=validation"
         )
     if source == "evaluation" and sweep.scheduler.kind != "none":
         while_training = (
@@ -199,8 +199,9 @@ def metric_source(sweep: Sweep) -> Literal["validation", "evaluation"]:
             else "evaluation.validation.data to {kind: held_out} (or own_sets, beir, mteb)"
         )
         raise ConfigError(
-            f"scheduler {sweep.scheduler.kind!r} compares trials while they train, and metric.of "
-            f"'evaluation' is known only afterwards; set {while_training}, or scheduler=none"
+            f"scheduler {sweep.scheduler.kind!r} compares trials while they train, but the scores "
+            f"of metric.of 'evaluation' are known only after training; set {while_training}, or "
+            "scheduler=none"
         )
     return source
 
@@ -224,8 +225,8 @@ def check_metric(sweep: Sweep) -> None:
         for task in sweep.metric.weights:
             if task not in names:
                 raise ConfigError(
-                    f"metric.weights names {task!r}, which the {source} of the run {label!r} does "
-                    f"not score; {nearest(task, names)}"
+                    f"metric.weights names the task {task!r}, which the {source} of the run "
+                    f"{label!r} does not score; {nearest(task, names)}"
                 )
 
 

@@ -116,8 +116,8 @@ def parse_domain(path: str, text: str) -> Domain:
         )
     if match[1] not in _KINDS:
         raise ConfigError(
-            f"{given}: no search space {match[1]!r}; {nearest(match[1], _KINDS)} There are "
-            f"{', '.join(f'{kind}(…)' for kind in _KINDS)}"
+            f"{given}: there is no search space {match[1]!r}; {nearest(match[1], _KINDS)} Search "
+            f"spaces are {', '.join(f'{kind}(…)' for kind in _KINDS)}"
         )
     kind: Kind = match[1]
     values = _split(given, match[2])
@@ -175,7 +175,9 @@ def check_paths(space: Space) -> None:
         ConfigError: one is, or there is nothing to search.
     """
     if not space:
-        raise ConfigError("an empty search space: name a setting with --set path=choice(a, b)")
+        raise ConfigError(
+            "an empty search space: name a setting and its values with --set path=choice(a, b)"
+        )
     for path in space:
         head = path.partition(".")[0]
         if head in _NOT_SEARCHED:
@@ -183,8 +185,8 @@ def check_paths(space: Space) -> None:
         for other in space:
             if other.startswith(f"{path}.") and not path.endswith(".kind"):
                 raise ConfigError(
-                    f"{path} and {other} are both searched, but the second is part of the first; "
-                    "leave one out"
+                    f"{path} and {other} are both searched, but {other} is part of {path}; leave "
+                    "one of them out"
                 )
 
 
@@ -212,8 +214,8 @@ def all_values(space: Space) -> Iterator[dict[str, str]]:
         if not domain.is_finite:
             raise ConfigError(
                 f"{path}={domain.kind}({domain.low:g}, {domain.high:g}) has infinitely many "
-                "values, too many for a grid; take --search random or optuna, or list values "
-                "with grid(…)"
+                "values, but a grid search runs all values; use --search random or optuna, or "
+                "list values with grid(…)"
             )
     yield from _product({path: domain.values for path, domain in space.items()})
 
@@ -253,7 +255,9 @@ def _product(values: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
 
 def _limits(given: str, kind: Kind, values: Sequence[str]) -> tuple[float, float]:
     if len(values) != 2:
-        raise ConfigError(f"{given}: {kind} takes two limits, the lowest and the highest value")
+        raise ConfigError(
+            f"{given}: {kind} needs exactly two limits, the lowest and the highest value"
+        )
     try:
         low, high = (float(value) for value in values)
     except ValueError:
@@ -289,7 +293,9 @@ def _split(given: str, text: str) -> list[str]:
     if parts == [""]:
         return []
     if "" in parts:
-        raise ConfigError(f"{given}: an empty value between two commas; write null for none")
+        raise ConfigError(
+            f"{given}: there is an empty value between two commas; write null for no value"
+        )
     return [_unquoted(part) for part in parts]
 
 

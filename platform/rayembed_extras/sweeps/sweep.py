@@ -94,7 +94,7 @@ def _sweep(
     needed = data_runs(sweep, [trial.run for trial in trials])
     folders = prepare_runs(needed)
     made = {r.name: sorted(map(file_name, f)) for r, f in zip(needed, folders, strict=True)}
-    logger.info("data of all trials prepared (%d distinct sets)", len(needed))
+    logger.info("the data of all trials are prepared (%d distinct data preparations)", len(needed))
     plans = _with_earlier(sweep, files.place, made)
     if left:
         runs = min(left, sweep.trials_at_once or 1)
@@ -162,18 +162,17 @@ def _as_begun(sweep: Sweep, place: str) -> Sweep:
         begun = parse(Sweep, read_yaml(read_bytes(path).decode()))
     except (ValueError, yaml.YAMLError) as error:  # a ConfigError is a ValueError
         raise ArtifactError(
-            f"{path!r} cannot be read: {error}\nGive this sweep another --name or move the folder "
-            "away"
+            f"{path!r} cannot be read: {error}\nGive this sweep another --name, or move the "
+            "folder away"
         ) from None
     sweep, found = sweep_as_begun(sweep, begun), begun.fingerprint
     if found != sweep.fingerprint:
         raise ArtifactError(
             f"the sweep {sweep.name!r} (fingerprint {sweep.fingerprint}) cannot resume in "
-            f"{place!r}: a sweep with fingerprint {found} was started there. Runs, space, "
-            "search, scheduler or metric differ; give this one another --name, or put the "
-            "settings back"
+            f"{place!r}: a sweep with fingerprint {found} was started there. Runs, space, search, "
+            "scheduler or metric differ; give this sweep another --name, or restore the settings"
         )
-    logger.info("sweep %s resumes in %s", sweep.name, place)
+    logger.info("sweep %s resumes in the folder %s", sweep.name, place)
     return sweep
 
 
@@ -193,9 +192,9 @@ def _with_earlier(
         before, now = (", ".join(names) for names in changed[0])
         raise ArtifactError(
             f"the sweep {sweep.name!r} cannot resume: since its start, files of its data or the "
-            f"version of rayembed have changed (the plan {before} would be {now} now), and "
-            "trials on other data cannot be compared. Give this one another --name, or put them "
-            "back"
+            f"version of rayembed have changed (the batch plan {before} would be {now} now), and "
+            "trials on other data cannot be compared. Give this sweep another --name, or restore "
+            "the files or the version"
         )
     return {**begun, **plans}
 

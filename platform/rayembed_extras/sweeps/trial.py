@@ -135,7 +135,7 @@ def _of_kept_weights(trained: _Trained) -> dict[str, float]:
     if record is None or record.score is None:
         why = "there is no record of it" if record is None else record.problem
         raise ArtifactError(
-            f"the weights of step {step} of {run.name!r}, which the stage {stage.name!r} "
-            f"exports, have no validation score: {why}; the trial cannot be compared"
+            f"the trial cannot be compared: the weights of step {step} of {run.name!r}, which the "
+            f"stage {stage.name!r} exports, have no validation score: {why}"
         )
     return {**record.scores, SCORE: record.score}

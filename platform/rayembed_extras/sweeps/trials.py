@@ -170,8 +170,8 @@ def check_sweep(sweep: Sweep) -> None:
     _records.cache_clear()  # files may have changed since an earlier sweep of this process
     if sweep.base.placement.runtime == "local":
         raise ConfigError(
-            "placement.runtime=local works in one process, but Ray Tune runs the trials of a "
-            "sweep; leave it at auto"
+            "placement.runtime=local runs in one process, but Ray Tune runs the trials of a "
+            "sweep in processes of their own; set placement.runtime=auto"
         )
     known = known_trials(sweep)
     trials = known or list(_corner_trials(sweep))
@@ -185,8 +185,8 @@ def check_sweep(sweep: Sweep) -> None:
             and all(_are_steps_known(trial.run) for trial in trials)
         ):
             raise ConfigError(
-                f"scheduler.grace_steps {grace} exceeds the {total} steps of a trial, so no "
-                "trial would be stopped; lower it, or take scheduler=none"
+                f"scheduler.grace_steps {grace} exceeds the {total} steps of a trial, so no trial "
+                "would be stopped; lower scheduler.grace_steps, or set scheduler=none"
             )
     if not known:
         data_runs(sweep, [])
@@ -206,10 +206,9 @@ def _check_held_out(sweep: Sweep, trials: Sequence[Trial]) -> None:
     }
     if len(parts) > 1:
         raise ConfigError(
-            "the trials are compared on held-out rows, but hold out different rows: source and "
-            "held_out of data sets must be the same in all trials; set them with --set "
-            "path=value, or compare by sets of their own (evaluation.own_sets, with "
-            "metric.of=evaluation)"
+            "the trials are compared by held-out rows, but they hold out different rows. Make "
+            "source and held_out of the data sets the same in all trials (--set path=value), or "
+            "compare trials by sets of their own (evaluation.own_sets, with metric.of=evaluation)"
         )
 
 
@@ -286,14 +285,14 @@ def data_runs(sweep: Sweep, runs: Sequence[Run]) -> list[Run]:
     for path in changing:
         if not domains[path].is_finite:
             raise ConfigError(
-                f"{path} changes the data, which is prepared before the first trial, and its "
-                f"{domains[path].kind}(…) has infinitely many values; write choice(…), or take "
+                f"{path} changes the data, which are prepared before the first trial, but its "
+                f"{domains[path].kind}(…) has infinitely many values; write choice(…), or use "
                 "--search random, whose values are known beforehand"
             )
     if math.prod(len(domains[path].values) for path in changing) > MOST_DATA:
         raise ConfigError(
             f"{', '.join(changing)} need more than {MOST_DATA} distinct data preparations; offer "
-            "fewer values, or take --search random"
+            "fewer values, or use --search random"
         )
     combinations = itertools.product(*(domains[path].values for path in changing))
     values = [{**first, **dict(zip(changing, one, strict=True))} for one in combinations]

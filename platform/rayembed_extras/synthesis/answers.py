@@ -60,7 +60,7 @@ def read_tasks(answer: ChatAnswer) -> list[str]:
         raise RejectedAnswer(_no_json(answer))
     tasks = max(lists, key=len)  # explanations may hold lists too
     if not tasks:
-        raise RejectedAnswer("no task in the list")
+        raise RejectedAnswer("the answer's list has no task")
     return tasks
 
 
@@ -92,9 +92,9 @@ def read_pair(
     _check_negatives(query, positive, negatives)
     for text in (positive, *negatives) if kind == "short-long" else (query,):
         if count_words(text) < least_words:
-            raise RejectedAnswer("too short")
+            raise RejectedAnswer("a text has too few words")
     if not in_script_of(language, " ".join(texts)):
-        raise RejectedAnswer("not in the script of its language")
+        raise RejectedAnswer("a text is not in the script of its language")
     return WrittenPair(query, positive, tuple(negatives))
 
 

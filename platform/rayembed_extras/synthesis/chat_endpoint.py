@@ -167,9 +167,9 @@ def read_key(endpoint: OpenAICompatible, setting: str) -> str | None:
     key = os.environ.get(endpoint.api_key_env, "").strip()
     if not key:
         raise ConfigError(
-            f"{setting}.api_key_env names {endpoint.api_key_env}, which is not set in the "
-            "job's environment; export it, or for a submitted job give it with "
-            "--runtime-env-json '{\"env_vars\": {…}}'"
+            f"{setting}.api_key_env names the environment variable {endpoint.api_key_env}, which "
+            "is not set in the job's environment; export it, or for a submitted job pass it with "
+            f"--runtime-env-json '{{\"env_vars\": {{…}}}}'"
         )
     return key
 

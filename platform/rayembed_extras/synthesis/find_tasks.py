@@ -85,7 +85,12 @@ def find_tasks(
         for kind, tasks in lacking.items():
             found[kind] = _read(config, kind, seed, kept, tasks)
     for kind, tasks in found.items():
-        log.info("%s: %d different tasks, %d repeated", kind, len(tasks.texts), tasks.repeated)
+        log.info(
+            "tasks of the kind %s: %d different tasks, %d repeated tasks",
+            kind,
+            len(tasks.texts),
+            tasks.repeated,
+        )
         if tasks.lacking:
             raise DataError(_too_few(config, kind, tasks))
         if not exists(files[kind]):

@@ -126,8 +126,8 @@ def fetch_llm(reference: str) -> tuple[str, str]:
     nodes = [n["NodeID"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("GPU")]
     if not nodes:
         raise PlacementError(
-            "synthesis.llm.kind='vllm' needs a GPU, and no node of the cluster has one; serve the "
-            "model elsewhere and take synthesis.llm.kind=http"
+            "synthesis.llm.kind='vllm' needs a GPU, but no node of the cluster has a GPU; serve "
+            "the model elsewhere and set synthesis.llm.kind=http"
         )
     pinned = _COMMIT.fullmatch(reference) is not None
     places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]

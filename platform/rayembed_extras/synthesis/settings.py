@@ -87,8 +87,8 @@ class SynthesisConfig(Settings):
         if isinstance(self.llm, VLLM) and self.max_tokens >= self.llm.max_model_length:
             raise ValueError(
                 f"max_tokens {self.max_tokens} leaves no room for a prompt in "
-                f"llm.max_model_length {self.llm.max_model_length}; lower the one or raise the "
-                "other"
+                f"llm.max_model_length {self.llm.max_model_length}; lower max_tokens or raise "
+                "llm.max_model_length"
             )
         return self
 

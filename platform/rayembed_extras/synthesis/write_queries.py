@@ -221,11 +221,14 @@ class _Writing:
         if bad > self.source.max_rejected_share * self.rows:
             raise DataError(
                 f"data set {self.dataset.name!r}: {bad} of {self.rows} rows of {name!r} have no "
-                f"document ({dict(self.rejected)}), more than {self.setting}.max_rejected_share "
-                f"{self.source.max_rejected_share:g} allows; correct them or raise it"
+                f"document ({dict(self.rejected)}), more than the share "
+                f"{self.source.max_rejected_share:g} that {self.setting}.max_rejected_share "
+                "allows; correct the rows or raise the share"
             )
         if not self.documents:
-            raise DataError(f"data set {self.dataset.name!r}: {name!r} has no document")
+            raise DataError(
+                f"data set {self.dataset.name!r}: no row of {name!r} has a usable document"
+            )
         share = self.source.max_failed_share
         check_failed(share, self.setting, of, self.documents, self.failed, repr(self.shown))
         if not self.parts:
@@ -257,7 +260,7 @@ def read_queries(answer: ChatAnswer, count: int) -> tuple[str, ...]:
     def read(value: dict[str, Any]) -> tuple[str, ...]:
         named = value.get("queries")
         if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
-            raise RejectedAnswer("no list of queries")
+            raise RejectedAnswer("the answer has no list of queries")
         texts = {normalised(one): " ".join(one.split()) for one in reversed(named)}
         usable = [one for one in reversed(texts.values()) if _is_query(one)]
         if len(usable) < count:

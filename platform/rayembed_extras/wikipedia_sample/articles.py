@@ -64,8 +64,8 @@ def read_articles(path: Path) -> list[Article]:
         values = [value for value in found if isinstance(value, str)]
         if len(values) < len(_FIELDS) or not values[0]:
             raise DataError(
-                f"entry {number} of {str(path)!r} is no article: {str(entry)[:200]}; expected the "
-                f"texts {', '.join(_FIELDS)}"
+                f"entry {number} of {str(path)!r} is not an article: {str(entry)[:200]}; an "
+                f"article must have the texts {', '.join(_FIELDS)}"
             )
         articles.append(Article(*values))
     return articles

@@ -54,7 +54,9 @@ def fetch_sample(reference: str, cache: Path) -> Path:
     path = folder / wanted.inside
     if not path.exists():
         held = ", ".join(sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.*")))
-        raise AssetError(f"the sample {reference!r} has no file {wanted.inside!r}; it has {held}")
+        raise AssetError(
+            f"the sample {reference!r} has no file {wanted.inside!r}; it has the files {held}"
+        )
     return path
 
 

@@ -64,7 +64,7 @@ def parse_reference(reference: str) -> SampleReference:
     known = dict(parse_qsl(canonical.partition("?")[2]))
     if extra := sorted(values.keys() - known.keys()):
         raise AssetError(
-            f"the sample {reference!r} names {', '.join(extra)}, which has no effect or is the "
+            f"the sample {reference!r} sets {', '.join(extra)}, which has no effect or is the "
             f"default; write {canonical}"
         )
     return found

@@ -219,7 +219,9 @@ def title_description_pairs(articles: Sequence[Article], *, max_words: int, seed
                 pairs.append((article.title, true, 1))
                 pairs.append((article.title, cut(wrong, max_words), 0))
     if not pairs:
-        raise DataError("the held-out articles have no two different descriptions in one topic")
+        raise DataError(
+            "no topic of the held-out articles has two different descriptions; hold out more"
+        )
     return {
         "test": {
             "sentence1": [title for title, _, _ in pairs],
@@ -305,7 +307,7 @@ def _by_topic(articles: Sequence[Article], seed: int, purpose: str) -> dict[str,
     if len(large) < 2:
         raise DataError(
             f"{purpose}: the {len(articles)} held-out articles have {len(large)} topics with at "
-            f"least {MIN_PER_TOPIC} articles, 2 are needed; hold out more"
+            f"least {MIN_PER_TOPIC} articles, but 2 such topics are needed; hold out more articles"
         )
     return large
 

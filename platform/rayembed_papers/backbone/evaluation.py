@@ -180,7 +180,9 @@ def _do(groups: Sequence[Sequence[Trial]], scores: BackboneScores) -> None:
         if not left:
             return
         total = sum(map(len, by_name.values()))
-        logger.info("%s: %d of %d trials to run", ", ".join(by_name), len(left), total)
+        logger.info(
+            "starting trials of %s: %d of %d are not done yet", ", ".join(by_name), len(left), total
+        )
         connect()
         scores.failed |= run_trials(left, scores.run.placement, partial(_when_done, by_name))
 
@@ -195,7 +197,10 @@ def _when_done(
     try:
         (result,) = find_results([trial])
         if result.diverged:
-            logger.warning("%s diverged (loss or outputs are not finite): no result", trial.key)
+            logger.warning(
+                "the trial %s diverged (its loss or outputs are not finite), so it has no result",
+                trial.key,
+            )
             return
         first = task_named(trial.finetuning.scored[0].task)
         logger.info("%s  %s %s %.4f", trial.key, first.name, first.metric, result.score(first))
@@ -224,7 +229,7 @@ def _take(
                 f"protocol.max_grad_norm={one.protocol.max_grad_norm:g} (0: not)"
             )
             return
-        logger.warning("%s; they have no score and are left out of the medians", shown)
+        logger.warning("%s; these trials have no score and are left out of the medians", shown)
     if trials[0].keeps_model:
         best[one.name] = best_result(results).trial
     for name in one.tasks:

@@ -79,8 +79,8 @@ def check_length(folder: Path, max_length: int, task: str) -> None:
     positions = num_positions(model)
     if positions is not None and max_length > positions:
         raise ConfigError(
-            f"{task} reads {max_length} tokens of an input, and the backbone in {str(folder)!r} "
-            f"has {positions} positions; set protocol.max_length={positions} or less"
+            f"{task} reads {max_length} tokens of an input, but the backbone in {str(folder)!r} "
+            f"has only {positions} positions; set protocol.max_length={positions} or less"
         )
 
 
@@ -148,8 +148,9 @@ def _check_family(settings: Any, finetunings: Sequence[Finetuning]) -> None:
     if lacking:
         classes = ", ".join(sorted(set(lacking.values())))
         raise ConfigError(
-            f"models of the family {settings.model_type!r} have no head for {', '.join(lacking)} "
-            f"({classes} of transformers); leave out the tasks that need it, listed by --dry-run"
+            f"models of the type {settings.model_type!r} have no head for {', '.join(lacking)} "
+            f"({classes} of transformers); leave out the tasks that need such a head, listed by "
+            "--dry-run"
         )
 
 
@@ -204,8 +205,9 @@ def _load_of_transformers(
     misshapen = _of_encoder(model, [entry[0] for entry in report["mismatched_keys"]])
     if lacking or misshapen:
         raise ArtifactError(
-            f"the encoder in {str(folder)!r} lacks {len(lacking)} weights {lacking[:3]} and has "
-            f"{len(misshapen)} of other shapes {misshapen[:3]}"
+            f"the encoder in {str(folder)!r} does not fit its settings: it lacks {len(lacking)} "
+            f"weights, such as {lacking[:3]}, and has {len(misshapen)} weights of other shapes, "
+            f"such as {misshapen[:3]}"
         )
     loaded: nn.Module = model
     return loaded

@@ -79,9 +79,11 @@ def _prepared(rows: TaskRows, finetuning: Finetuning, folder: str, root: str | N
         found = with_retries(lambda: _read(rows, pieces), place)
         made = [_checked(row, finetuning, origin) for origin, row in found]
         if not made:
-            raise DataError(f"no rows of {finetuning.name} in {place!r}{_which(rows)}")
+            raise DataError(
+                f"there are no rows of the task {finetuning.name} in {place!r}{_which(rows)}"
+            )
         _store(made, stored.path)
-        logger.info("%s: stored %d rows of %s", finetuning.name, len(made), place)
+        logger.info("task %s: stored %d rows of %s", finetuning.name, len(made), place)
     return stored
 
 
@@ -100,7 +102,9 @@ def _read(rows: TaskRows, pieces: list[FilePiece]) -> list[tuple[str, Row]]:
     try:
         check_columns(pieces[0], {f"column {name}": name for name in rows.needed})
     except ConfigError as error:  # of the data set here, not of a setting
-        raise DataError(f"the data set {rows.repository!r} is not as expected: {error}") from error
+        raise DataError(
+            f"the data set {rows.repository!r} does not have the expected columns: {error}"
+        ) from error
     return [found for piece in pieces for found in _of_piece(rows, piece)]
 
 
@@ -175,7 +179,7 @@ def _tag(tag: Any, finetuning: Finetuning, origin: str) -> int:
         return tag
     raise DataError(
         f"row {origin} of {finetuning.name} has the tag {tag!r}; expected one of "
-        f"{', '.join(labels)} or its number"
+        f"{', '.join(labels)}, or the position of a tag in this list, counted from 0"
     )
 
 

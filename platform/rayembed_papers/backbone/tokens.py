@@ -41,7 +41,7 @@ class BackboneTokenizer:
         if not any((folder / name).is_file() for name in _FILES):
             # transformers would make an empty one without a word
             raise ArtifactError(
-                f"no tokenizer in {str(folder)!r}: none of the files {', '.join(_FILES)}"
+                f"no tokenizer in {str(folder)!r}, which has none of the files {', '.join(_FILES)}"
             )
         more = {}
         if settings.get("model_type") in _SPLIT_WORDS_NEED_SPACE:
@@ -54,8 +54,9 @@ class BackboneTokenizer:
             raise ArtifactError(f"no tokenizer in {str(folder)!r}: {error}") from error
         if not found.is_fast or found.pad_token_id is None:
             raise ArtifactError(
-                f"the tokenizer in {str(folder)!r} must be a fast one (tokenizer.json) with a "
-                f"padding token; it is {type(found).__name__}, its padding {found.pad_token!r}"
+                f"the tokenizer in {str(folder)!r} must be a fast tokenizer (tokenizer.json) with "
+                f"a padding token, but it is a {type(found).__name__} with the padding token "
+                f"{found.pad_token!r}"
             )
         self.max_length = max_length
         self.pretrained = found

@@ -101,8 +101,9 @@ def run_trial(trial: Trial, *, use_gpu: bool, predict_batch: int) -> None:
     home = resolve_model(trial.backbone.reference)
     if (seen := weights_fingerprint(home)) != trial.backbone.weights:
         raise ArtifactError(
-            f"the backbone {trial.backbone.reference!r} has weights {seen} on this machine, but "
-            f"the job began with {trial.backbone.weights}; give all machines the same weights"
+            f"the backbone {trial.backbone.reference!r} has the weights {seen} on this machine, "
+            f"but the job began with the weights {trial.backbone.weights}; give all machines the "
+            "same weights"
         )
     one, protocol = trial.finetuning, trial.finetuning.protocol
     work = work_of(one, BackboneTokenizer(encoder_folder(home), protocol.max_length))

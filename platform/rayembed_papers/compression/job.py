@@ -36,7 +36,8 @@ def _measure(args: argparse.Namespace, context: JobContext) -> None:
         took.append(seconds)
         left = NUM_CELLS * args.seeds - len(took)
         logger.info(
-            "seed %d, %s %s %s: score %.4f in %.0f s; %d of %d scores left, about %.0f minutes",
+            "seed %d, %s %s %s: score %.4f, measured in %.0f s; %d of %d scores are left, about "
+            "%.0f minutes",
             *(seed, cell.method, cell.structure, cell.recovery, score, seconds),
             *(left, NUM_CELLS * args.seeds, left * statistics.mean(took) / 60),
         )

@@ -98,8 +98,8 @@ def clustered_datasets(run: Run, names: str | None) -> list[DatasetConfig]:
     found = [known[name] for name in wanted if known[name].clusters is not None]
     if not found:
         raise ConfigError(
-            f"data.datasets.{wanted[0]}.clusters is null in the run {run.name!r}: no teacher for "
-            "clusters is set; take a recipe with clusters or set one, for instance --set "
+            f"the run {run.name!r} has no clusters, because data.datasets.{wanted[0]}.clusters is "
+            "null; use a recipe with clusters, or set a teacher for clusters, for instance --set "
             f"data.datasets.{wanted[0]}.clusters.teacher=hf://owner/model --set "
             f"data.datasets.{wanted[0]}.clusters.batch_pairs=64"
         )
@@ -128,16 +128,16 @@ def requested_sizes(
         if sizes and max(sizes) > there:
             raise ConfigError(
                 f"{flag} {max(sizes)} is more than the {there} pairs of the data set "
-                f"{smallest!r}; choose smaller ones, or raise --pairs (it is {most}) and the "
-                "data set's num_samples"
+                f"{smallest!r}; choose smaller sizes, or raise --pairs (now {most}) and the data "
+                "set's num_samples"
             )
     powers = [2**power for power in range(2, there.bit_length())]
     clusters = [size for size in powers if _SMALLEST_CLUSTER <= size <= there // 4]
     batches = [size for size in _BATCH_SIZES if size <= there // 4]
     if not (cluster_sizes or clusters) or not (batch_sizes or batches):
         raise ConfigError(
-            f"the data set {smallest!r} has {there} pairs, too few for sizes of clusters and "
-            "batches to differ; add rows"
+            f"the data set {smallest!r} has only {there} pairs, too few to compare several sizes "
+            "of clusters and batches; add rows"
         )
     return sorted(set(cluster_sizes or clusters)), sorted(set(batch_sizes or batches))
 

@@ -58,7 +58,8 @@ def deliver(report: Report, folder: str, out: TextIO) -> None:
             write_atomic(join(folder, name), data)
         except StorageError as error:
             raise StorageError(
-                f"cannot write to {folder!r}: {error}; or choose another --output"
+                f"cannot write the report to {folder!r}: {error}; make the folder writable, or "
+                "choose another --output"
             ) from error
     printer = console(out)
     printer.print(report.table)

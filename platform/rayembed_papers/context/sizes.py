@@ -71,7 +71,7 @@ def scores_by_size(
     for number, (draw, size) in enumerate(wanted, start=1):
         seed = CONTEXT_SEED + draw
         logger.info(
-            "measuring %d context documents, random draw %d (%d of %d)",
+            "measuring with %d context documents, random draw %d (measurement %d of %d)",
             size,
             draw + 1,
             number,
@@ -101,7 +101,7 @@ def contextual_folder(reference: str) -> tuple[Path, int]:
     config = check_loadable(folder)
     if config.kind != "cde":
         raise ArtifactError(
-            f"{reference!r} is a model of kind {config.kind!r}, which has no context; take a CDE "
+            f"{reference!r} is a model of kind {config.kind!r}, which has no context; use a CDE "
             "model"
         )
     return folder, config.context_places
@@ -127,7 +127,7 @@ def tasks_of(run: Run, names: Sequence[str]) -> list[OwnTask]:
     ]
     if not sets:
         raise ConfigError(
-            "evaluation.own_sets has no set for retrieval: there is nothing to score the model "
+            "evaluation.own_sets has no retrieval set, so there is nothing to score the model "
             "on; set evaluation.benchmarks=[wikipedia]"
         )
     known = [own.name for own in sets]
@@ -158,13 +158,13 @@ def check_sizes(sizes: Sequence[int], places: int, tasks: Sequence[OwnTask]) -> 
     largest = max(sizes)
     if largest > places:
         raise ConfigError(
-            f"{largest} context documents are more than the {places} that the model takes "
+            f"{largest} context documents were requested, but the model takes at most {places} "
             "(model.num_context); request fewer"
         )
     for task in tasks:
         there = len(random_documents(documents_of(task), largest, seed=0))
         if there < largest:
             raise ConfigError(
-                f"{largest} context documents are more than the {there} of the task "
-                f"{task.name}; request fewer or use a larger set"
+                f"{largest} context documents were requested, but the task {task.name} has only "
+                f"{there}; request fewer or use a larger set"
             )

@@ -127,7 +127,9 @@ def topic_scores(
     found: dict[str, dict[str, list[float]]] = {topic: {} for topic in tasks}
     wanted = list(_contexts(tasks, places, run.seed, draws))
     for number, (label, drawn) in enumerate(wanted, start=1):
-        logger.info("measuring the context %s (%d of %d)", label, number, len(wanted))
+        logger.info(
+            "measuring with the context %s (measurement %d of %d)", label, number, len(wanted)
+        )
         context = model.no_context()
         if drawn.documents:
             context = encode_context(model, drawn.documents)
@@ -165,8 +167,8 @@ def topic_tasks(run: Run, task: str) -> dict[str, OwnTask]:
     sizes = sizes_of(run.evaluation.own_sets)
     if sizes is None:
         raise ConfigError(
-            "evaluation.own_sets has no set of the Wikipedia sample, whose topics are scored; set "
-            "evaluation.benchmarks=[wikipedia]"
+            "evaluation.own_sets has no set of the Wikipedia sample, but this job scores its "
+            "topics; set evaluation.benchmarks=[wikipedia]"
         )
     articles = held_out_articles(sizes)
     counts = Counter(a.topic for a in articles if a.topic and a.topic != NO_TOPIC)
@@ -174,8 +176,8 @@ def topic_tasks(run: Run, task: str) -> dict[str, OwnTask]:
     if len(large) < 2:
         raise DataError(
             f"the {len(articles)} held-out articles have {len(large)} topics with at least "
-            f"{MIN_DOCUMENTS} articles, 2 are needed; hold out as many as the model was "
-            "trained with"
+            f"{MIN_DOCUMENTS} articles, but 2 such topics are needed; hold out as many articles "
+            "as when the model was trained"
         )
     found = {}
     for topic in large:

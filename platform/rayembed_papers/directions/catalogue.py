@@ -123,7 +123,7 @@ def get_directions(keys: Sequence[str]) -> tuple[Direction, ...]:
     known = {one.key: one for one in directions()}
     for key in keys:
         if key not in known:
-            raise ConfigError(f"no claim {key!r}; {nearest(key, known)}")
+            raise ConfigError(f"there is no paper claim {key!r} to measure; {nearest(key, known)}")
     return tuple(one for key, one in known.items() if key in keys or not keys)
 
 

@@ -88,7 +88,8 @@ def _measured(
             continue
         ahead = expected_seconds(tasks[number:], results.storage) / 3600
         logger.info(
-            "%s, run %d of %d: about %.0f minutes; all remaining runs about %.1f hours",
+            "%s, run %d of %d: will take about %.0f minutes; all remaining runs will take about "
+            "%.1f hours",
             *(task.run.name, number + 1, len(tasks), seconds / 60, ahead),
         )
         try:

@@ -156,7 +156,8 @@ def write_pairs(storage: str) -> None:
         return
     articles = _articles()
     logger.info(
-        "%s: SmolLM2-135M writes a question about each of %s articles, some %.0f minutes",
+        "%s: SmolLM2-135M writes a question about each of %s articles, which takes about %.0f "
+        "minutes",
         *(path, f"{len(articles):,}", seconds_left(storage) / 60),
     )
     began = time.monotonic()
@@ -165,8 +166,8 @@ def write_pairs(storage: str) -> None:
     reasons = "; ".join(f"{count} × {reason}" for reason, count in refused.most_common()) or "none"
     if len(rows) < _LEAST_SHARE * len(articles):
         raise DataError(
-            f"of {len(articles)} answers of {_MODEL} only {len(rows)} are usable questions "
-            f"({reasons}); the last answer is {answers[-1]!r}; other versions of torch or "
+            f"of {len(articles)} answers of {_MODEL} only {len(rows)} are usable questions, too "
+            f"few ({reasons}); the last answer is {answers[-1]!r}. Other versions of torch or "
             "transformers may compute the model's answers differently"
         )
     lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

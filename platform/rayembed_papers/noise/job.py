@@ -84,7 +84,7 @@ def _quickstarts(run: Run) -> dict[str, str]:
 def _labelled(text: str) -> tuple[str, str]:
     label, equals, reference = text.partition("=")
     if not equals or not label or not reference:
-        raise ConfigError(f"--model {text!r}: expected LABEL=REFERENCE, as in ours=outputs/model")
+        raise ConfigError(f"--model {text!r}: expected LABEL=REFERENCE, such as ours=outputs/model")
     return label, expanded_name(reference)
 
 

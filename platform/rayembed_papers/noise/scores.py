@@ -118,8 +118,8 @@ class Noise:
         sizes = sizes_of(run.evaluation.own_sets)
         if sizes is None:
             raise ConfigError(
-                "evaluation.own_sets has no set of the Wikipedia sample: there are no texts to "
-                "append noise to; set evaluation.benchmarks=[wikipedia]"
+                "evaluation.own_sets has no set of the Wikipedia sample, so there are no texts "
+                "to append noise to; set evaluation.benchmarks=[wikipedia]"
             )
         held_out = {article.title for article in held_out_articles(sizes)}
         others = [
@@ -127,8 +127,8 @@ class Noise:
         ]
         if not others:
             raise DataError(
-                f"no article that is not held out has {num_words} words for the noise; hold out "
-                "fewer or append fewer words"
+                "the noise is taken from articles that are not held out, but none of them has "
+                f"{num_words} words; hold out fewer articles, or append fewer words"
             )
         return cls([a.extract for a in sorted(others, key=lambda a: a.title)], num_words, run.seed)
 
@@ -207,7 +207,7 @@ def _make_room(model: Any, num_tokens: int) -> None:
         if positions is not None and max(lengths.values()) > positions:
             raise ConfigError(
                 f"with {num_tokens} tokens of noise the {name} would read {max(lengths.values())} "
-                f"tokens, and it has learnt {positions} positions; append fewer words"
+                f"tokens, but it has learnt only {positions} positions; append fewer words"
             )
         wanted[name] = lengths
     model.tokenizer.max_lengths = wanted["backbone"]

@@ -78,9 +78,9 @@ class SparseGPTSolver:
         zeros = (weight == 0).float().mean().item()
         if zeros > self.sparsity:
             raise ConfigError(
-                f"sparsegpt: {name} has {zeros:.0%} zeros already, more than sparsity = "
-                f"{self.sparsity:g}, and some of them would become nonzero; raise sparsity, or "
-                "prune the original model"
+                f"sparsegpt: {zeros:.0%} of the weights of {name} are zero already, more than "
+                f"sparsity = {self.sparsity:g}, so some of them would become nonzero; raise "
+                "sparsity, or prune the original model"
             )
         group = GROUPS.get(self.structure)
         # It takes linear layers alone, and looks at no more of them than their weight.

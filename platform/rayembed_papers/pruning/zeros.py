@@ -65,7 +65,7 @@ class Pruning(Compression):
     def _check_sparsity(self) -> Self:
         if self.structure != "unstructured" and self.sparsity != 0.5:
             raise ValueError(
-                f"structure = {self.structure!r} has half of its weights zero, but sparsity = "
+                f"structure = {self.structure!r} sets half of the weights to zero, but sparsity = "
                 f"{self.sparsity}; leave sparsity at 0.5, or set structure=unstructured"
             )
         return self
@@ -170,7 +170,7 @@ def _check_structure(way: Pruning, chosen: "Sequence[Matrix]") -> None:
         largest = max(shapes, key=math.prod)
         raise ConfigError(
             f"sparsity = {way.sparsity} prunes no weight of this model, whose largest matrix has "
-            f"the shape {tuple(largest)}; raise it"
+            f"the shape {tuple(largest)}; raise sparsity"
         )
     group = GROUPS.get(way.structure)
     if group is None:
@@ -178,9 +178,9 @@ def _check_structure(way: Pruning, chosen: "Sequence[Matrix]") -> None:
     for matrix in chosen:
         if matrix.width % group.size:
             raise ConfigError(
-                f"structure = {way.structure!r} takes groups of {group.size} neighbours, but "
-                f"{matrix.name} has {matrix.width} inputs, which {group.size} does not divide; "
-                f"use another structure, or exclude it by skip"
+                f"structure = {way.structure!r} needs groups of {group.size} neighbouring inputs, "
+                f"but {matrix.name} has {matrix.width} inputs, which {group.size} does not "
+                "divide; use another structure, or exclude this matrix by skip"
             )
 
 
@@ -204,7 +204,9 @@ def _check_zeros(
     found = {matrix.name: matrix for matrix in matrices_of(model, way.skip)}
     missing = [name for name in names if name not in found]
     if missing:
-        raise ArtifactError(f"the pruned model was not written whole: {missing[0]!r} is missing")
+        raise ArtifactError(
+            f"the pruned model is incomplete: its folder lacks the matrix {missing[0]!r}"
+        )
     for name in names:
         matrix = found[name]
         for place, weight in enumerate(matrix.slices):
@@ -225,12 +227,12 @@ def _check_slice(way: Pruning, weight: "Tensor", where: str, before: int) -> Non
     zeros, asked = int((weight == 0).sum()), way.requested_zeros(*weight.shape)
     if zeros < asked or (way.is_exact and zeros - before > asked):
         raise ArtifactError(
-            f"{way.label}: {where} was written with {zeros} zeros of {weight.numel()} weights, "
-            f"with {before} zeros before; requested were {asked}; the output was removed"
+            f"{way.label}: {where} was written with {zeros} zeros among {weight.numel()} weights "
+            f"({before} zeros before pruning), but {asked} were requested; the output was removed"
         )
     broken = 0 if way.structure not in GROUPS else broken_groups(weight, way.structure)
     if broken:
         raise ArtifactError(
-            f"{way.label}: {where} has {broken} groups that are not {way.structure}; the output "
-            "was removed"
+            f"{way.label}: {where} has {broken} groups of weights that break the structure "
+            f"{way.structure}; the output was removed"
         )

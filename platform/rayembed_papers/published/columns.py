@@ -49,8 +49,8 @@ def published(model: str, benchmark: str, lines: Sequence[Line]) -> Column:
     if not known and not printed:
         elsewhere = ", ".join(dict.fromkeys(figure.benchmark for figure in found))
         raise ConfigError(
-            f"--published: papers have no figures of {model!r} on {benchmark}; of that model they "
-            f"have {elsewhere}"
+            f"--published: no paper has published scores of {model!r} on {benchmark}; scores of "
+            f"this model are published for {elsewhere}"
         )
     scores = {name: figure.score for name, figure in known.items()}
     computed = averages(scores, average_groups(benchmark, lines))

@@ -97,7 +97,9 @@ def check_name(kind: str, name: str, known: Iterable[str]) -> None:
     """
     known = tuple(known)
     if name not in known:
-        raise ConfigError(f"no published figures of the {kind} {name!r}; {nearest(name, known)}")
+        raise ConfigError(
+            f"there are no published scores of the {kind} {name!r}; {nearest(name, known)}"
+        )
 
 
 @cache

@@ -39,7 +39,8 @@ def _read(args: argparse.Namespace) -> argparse.Namespace:
         )
     if args.published and args.benchmark is None:
         raise ConfigError(
-            "--published needs --benchmark NAME: papers' scores can only be compared on a benchmark"
+            "--published needs --benchmark NAME, because papers' scores can only be compared on "
+            "a benchmark"
         )
     return args
 

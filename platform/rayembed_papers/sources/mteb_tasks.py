@@ -156,19 +156,21 @@ def _task(of: SplitOfTask) -> Any:
     except ValueError:
         subsets = mteb.get_task(name).metadata.hf_subsets
         raise ConfigError(
-            f"source.subset = {subset!r}: the mteb task {name!r} only has {', '.join(subsets)}"
+            f"source.subset = {subset!r}: the mteb task {name!r} has only the subsets "
+            f"{', '.join(subsets)}"
         ) from None
     metadata = task.metadata
     if metadata.type not in _ROWS_OF_TYPE or metadata.modalities != ["text"]:
         raise ConfigError(
-            f"source.task = {name!r}: it is of type {metadata.type} over "
-            f"{', '.join(metadata.modalities)}; records are made of texts of the types "
-            f"{', '.join(_ROWS_OF_TYPE)}"
+            f"source.task = {name!r}: the task has the type {metadata.type} and the modalities "
+            f"{', '.join(metadata.modalities)}; training records can only be made of text tasks "
+            f"of the types {', '.join(_ROWS_OF_TYPE)}"
         )
     if split in metadata.eval_splits:
         raise ConfigError(
             f"source.split = {split!r}: the mteb task {name!r} evaluates on "
-            f"{', '.join(metadata.eval_splits)}; take a split that it does not evaluate on"
+            f"{', '.join(metadata.eval_splits)}, so this split cannot be trained on; use a split "
+            "that the task does not evaluate on"
         )
     return task
 
@@ -218,8 +220,8 @@ def _check_judgements(task: Any, name: str, split: str) -> None:
 
 def _refuse(name: str, subset: str, split: str, splits: list[str]) -> None:
     raise ConfigError(
-        f"source.split = {split!r}: the mteb task {name!r} (subset {subset!r}) has "
-        f"{', '.join(splits) or 'no splits'}"
+        f"source.split = {split!r}: the mteb task {name!r} (subset {subset!r}) has the splits "
+        f"{', '.join(splits) or 'none'}"
     )
 
 

@@ -156,7 +156,7 @@ def check_capacity(placement: Placement, nodes: Sequence[Node]) -> None:
     if placement.on_gpu and total["GPU"]:
         advice += ", or compute on CPUs (placement.use_gpu=false)"
     raise PlacementError(
-        f"{setting}={needed} workers need {_shown(wanted)} each: {problem}. The cluster has "
+        f"{setting}={needed} need {_shown(wanted)} each: {problem}. The cluster has "
         f"{_shown_nodes(nodes, wanted)}. Please {advice}; on a cluster that adds nodes on "
         "demand, set placement.wait_for_nodes_seconds."
     )

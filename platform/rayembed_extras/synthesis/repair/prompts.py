@@ -55,11 +55,11 @@ def read_relevant(answer: ChatAnswer, count: int) -> frozenset[int]:
     def read(value: dict[str, Any]) -> frozenset[int]:
         named = value.get("relevant")
         if not isinstance(named, list):
-            raise RejectedAnswer("no list of relevant candidates")
+            raise RejectedAnswer("the answer has no list of relevant candidates")
         if not all(isinstance(n, int) and not isinstance(n, bool) for n in named):
-            raise RejectedAnswer("not a list of numbers")
+            raise RejectedAnswer("the list of relevant candidates has entries that are not numbers")
         if not all(1 <= n <= count for n in named):
-            raise RejectedAnswer("a number that no candidate has")
+            raise RejectedAnswer("the answer names a number that no candidate has")
         return frozenset(n - 1 for n in named)
 
     return first_usable(answer, read)

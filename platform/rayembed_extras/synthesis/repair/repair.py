@@ -90,9 +90,9 @@ def _repair(
     summary = _summary(results, config.action)
     if not parts:
         raise DataError(
-            f"data set {dataset.name!r}: the repair leaves none of its {summary['judged_rows']} "
-            f"rows; set data.datasets.{dataset.name}.repair.action=relabel or drop, or check "
-            "that the judge suits the data"
+            f"data set {dataset.name!r}: the repair removes all of its {summary['judged_rows']} "
+            f"rows; set data.datasets.{dataset.name}.repair.action=relabel or drop, or check that "
+            "the judge suits the data"
         )
     made = writer.finish(
         results,
@@ -146,8 +146,8 @@ def _log_outcome(name: str, made: DatasetArtifact) -> None:
     false, judged = sum(summary["false_negatives"].values()), summary["judged_negatives"]
     per_row = summary["negatives_per_row"]
     log.info(
-        "repair %s: %s of %s negatives are false ones, in %s of %s rows (%s); negatives per "
-        "row %.2f → %.2f",
+        "repair of data set %s: %s of %s negatives are false negatives, in %s of %s rows "
+        "(action: %s); negatives per row %.2f → %.2f",
         name,
         *(f"{count:,}" for count in (false, judged)),
         *(f"{summary[count]:,}" for count in ("rows_with_false_negatives", "judged_rows")),
@@ -156,8 +156,9 @@ def _log_outcome(name: str, made: DatasetArtifact) -> None:
     )
     if 2 * false > judged:
         log.warning(
-            "repair %s: the judge rates more than half of the negatives as positives; check "
-            "the examples in the audit page, and change data.datasets.%s.repair.judge",
+            "repair of data set %s: the judge rates more than half of the negatives as "
+            "positives; check the examples on the audit page, and change "
+            "data.datasets.%s.repair.judge",
             *(name, name),
         )
 

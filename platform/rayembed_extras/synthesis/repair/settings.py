@@ -134,8 +134,9 @@ class RepairConfig(DataStep):
         if not dataset.has_negatives:
             raise ValueError(
                 f"data set {dataset.name!r}: repair looks for false negatives among the hard "
-                "negatives of a row, and there are none; mine some (mining.teacher=…), name the "
-                "column that holds them (source.negatives), or set repair=null"
+                "negatives of each row, but the rows have no hard negatives; mine some "
+                "(mining.teacher=…), name the column of hard negatives (source.negatives), or "
+                "set repair=null"
             )
 
     def check(self, setting: str) -> None:

@@ -97,7 +97,10 @@ def uniform_over_samples(datasets: tuple[DatasetConfig, ...]) -> dict[str, float
     weights = {}
     for dataset in datasets:
         if dataset.num_samples is None:
-            raise ValueError(f"the data set {dataset.name!r} has no num_samples")
+            raise ValueError(
+                f"the data set {dataset.name!r} has no num_samples, which the mixture needs as "
+                "its weight"
+            )
         weights[dataset.name] = float(dataset.num_samples)
     return weights
 
