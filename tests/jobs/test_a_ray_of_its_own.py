@@ -139,6 +139,6 @@ def test_nothing_of_it_is_left_after_a_signal(alive, numbers, code, later):
         process.kill()
     assert process.returncode == code, text
     assert f"{numbers[0].name}: the job is stopped in order" in text
-    assert ("stopped; the same command goes on" in text) == (len(numbers) == 1)
+    assert ("stopped; run the same command again to continue" in text) == (len(numbers) == 1)
     assert len(tree) > 5, "the control: there was something to leave behind"
     assert {each.name() for each in alive(tree)} <= later

@@ -161,7 +161,7 @@ def test_scores_are_shown_when_mlflow_has_gone(
     told = capsys.readouterr()
     assert ("no MLflow server at http://made.up" in told.err) == early
     assert "ndcg_at_10" in told.out
-    assert "the same command sends the rest" in told.out
+    assert "run the same command again to send the rest" in told.out
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_both_signals_are_told_at_once_and_the_next_job_goes_on(tmp_path, alive)
         text = job.text()
         told = next(at for at, line in job.lines if line.startswith(f"{number.name}: the job is"))
         assert told - sent < 1
-        assert "\nstopped; the same command goes on" in text
+        assert "\nstopped; run the same command again to continue" in text
         assert "PC: @" not in text
         assert "Traceback" not in text
         assert not saved or f"resumes after step {saved}" in text

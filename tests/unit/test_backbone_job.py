@@ -234,7 +234,7 @@ def test_a_job_goes_on_where_it_stopped_and_ends_in_mlflow(bert, tmp_path, grid,
     assert code == 1
     assert "it died too often" in out
     assert "RTE starts from the best model of MNLI, whose trials are not all done" in out
-    assert "the same command again does what is missing" in out
+    assert "run the same command again to compute only what is missing" in out
     assert [key.partition("/")[0] for key in failed.done] == ["CoLA", "CoLA"]
     whole = grid()
     code, out, _ = job(capsys, *command)

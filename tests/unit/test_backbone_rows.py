@@ -102,7 +102,7 @@ def test_copies_in_a_folder_are_the_same_rows(hub, tmp_path):
     [
         ({"sentence": ["a"], "label": [2]}, r"the label 2; expected a number from 0 to 1"),
         ({"sentence": ["a"], "label": [None]}, r"an empty cell"),
-        ({"sentence": [7], "label": [1]}, r"a text is no text"),
+        ({"sentence": [7], "label": [1]}, r"a value that must be a text is not a text"),
         ({"sentences": ["a"], "label": [1]}, r"no such column; did you mean 'sentences'"),
     ],
 )

@@ -85,7 +85,7 @@ def test_what_is_not_there_is_told(prepared: Run, tmp_path: Path, capsys) -> Non
     whole = plans.read_text()
     plans.write_text(whole[:-4])
     assert trace(prepared, tmp_path, "only:0") == 1
-    assert "the list of plans" in capsys.readouterr().err
+    assert "the list of batch plans" in capsys.readouterr().err
     plans.write_text(whole)
     (tmp_path / "out" / "plans").rename(tmp_path / "gone")
     assert trace(prepared, tmp_path, "only:0") == 1

@@ -310,8 +310,8 @@ def test_a_process_trains_on_the_device_that_it_has_trained_on(
     [
         ("cpu", "gloo", "cuda", "DeepSpeed computes on 'cpu'"),
         ("cuda", "nccl", "cpu", "DeepSpeed computes on 'cuda'"),
-        (None, "gloo", "cuda", "torch.distributed group is of 'gloo'"),
-        (None, "nccl", "cpu", "torch.distributed group is of 'nccl'"),
+        (None, "gloo", "cuda", "torch.distributed group uses the backend 'gloo'"),
+        (None, "nccl", "cpu", "torch.distributed group uses the backend 'nccl'"),
     ],
 )
 def test_the_other_device_is_refused_before_any_work(

@@ -94,7 +94,9 @@ def test_a_finding_that_fails_is_a_line_with_its_reason_and_stops_no_other(kinds
     made = make_findings(subject_of(scored), None)
     lines = {finding.title: finding.lines for finding in made}
     assert set(lines) == {"Texts that were seen", "Broken", "Gone", "Named like a result"}
-    assert lines["Broken"] == ("no finding 'broken', since it failed: 'no such column'",)
+    assert lines["Broken"] == (
+        "the analysis 'broken' is missing, because it failed: 'no such column'",
+    )
     assert "no_such_package" in lines["Gone"][0]
     assert "other.json" in lines["Named like a result"][0], "it would be read as a result"
     assert not (scored.local / "other.json").exists()

@@ -213,7 +213,7 @@ def test_base64_and_dimensions(model, monkeypatch):
         ({}, 400, "list of texts, not empty", "input"),
         ({"input": ["x", "\u200b"]}, 400, "input[1] is an empty text", "input"),
         ({"input": [[1, 2]]}, 400, "OpenAIEmbeddings: check_embedding_ctx_length=False", "input"),
-        ({"input": [1, 2]}, 400, "token numbers are not taken", "input"),
+        ({"input": [1, 2]}, 400, "token ids are not accepted", "input"),
         ({"input": {"a": "x"}}, 400, "list of texts, not empty", "input"),
         ({"input": "x", "role": ["query"]}, 400, "allowed: query, document", "role"),
         ({"input": "x", "instruction": {"a": 1}}, 400, "must be a text", "instruction"),

@@ -57,7 +57,7 @@ def test_a_server_with_other_vectors_is_not_ready_and_says_why(folder, caplog):
         assert answer.status_code == 503
         said = answer.json()
         assert said["status"] == "other vectors"
-        assert "texts of the model's proof have other vectors" in said["models"]["m"]
+        assert "stored reference vectors (proof/) have other vectors" in said["models"]["m"]
         assert "m is not ready: " in caplog.text
         found = gauges(client_of(service))
         assert found['rayembed_proof_same{model="m"}'] == 0

@@ -303,7 +303,9 @@ def test_a_model_that_repeats_itself_is_asked_for_more_tasks_and_given_up(tmp_pa
     assert prepared.manifest["tasks"] == {"short-short": 9}
     assert prepared.manifest["task_requests"]["short-short"] > 3
     too_many = make_run(tmp_path, examples={"short-short": 20})
-    with pytest.raises(DataError, match=r"only 9 different tasks .*task_rounds=8 rounds, 10 are"):
+    with pytest.raises(
+        DataError, match=r"task_rounds=8 rounds gave only 9 different tasks .* 10 are"
+    ):
         make_synthetic(too_many, "fake", FakeLLM(answer=few))
 
 

@@ -488,7 +488,7 @@ def test_the_prompt_and_what_is_read_of_an_answer() -> None:
         (RERANKER | {"margin": None}, "margin and min_score are both null"),
         (RERANKER | {"margn": 0.1}, "did you mean 'margin'"),
         ({"kind": "oracle"}, "oracle"),
-        ({"kind": "endpoint", "llm": {"url": "ftp://x"}}, "begins with http"),
+        ({"kind": "endpoint", "llm": {"url": "ftp://x"}}, "begin with http"),
     ],
 )
 def test_wrong_settings_are_refused(judge: dict[str, Any], told: str) -> None:

@@ -48,7 +48,7 @@ def test_settings_by_their_path() -> None:
         ("synthesis.languages={}", "at least 1"),
         ("synthesis.temperature=0", "greater than 0"),
         ("synthesis.llm.kind=openai", "must be one of 'http', 'vllm'"),
-        ("synthesis.llm.url=host:8000", "begins with http"),
+        ("synthesis.llm.url=host:8000", "begin with http"),
         ("synthesis.llm.url=https://user:word@host/v1", "the address holds"),
         ("synthesis.llm.url=https://host/v1?api_key=abc", "the address holds"),
         ("name=a/b", "name"),

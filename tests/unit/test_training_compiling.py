@@ -46,7 +46,7 @@ def test_a_long_stage_on_a_gpu_is_compiled_and_said(model, caplog):
 @pytest.mark.parametrize(
     ("minutes", "changes", "patch", "reason"),
     [
-        (19, {}, {}, "as compiling pays from 20 minutes on"),
+        (19, {}, {}, "because compiling pays only for 20 minutes"),
         (21, {"zero_stage": 3}, {}, "zero_stage=3 partitions"),
         (21, {"expert_parallel": 2, "workers": 2}, {}, "expert_parallel exchanges"),
         (21, {}, {"capability": (7, 5)}, "compute capability is 7.5"),

@@ -82,9 +82,9 @@ def test_a_head_that_is_gone_holds_up_no_pod(tmp_path, capsys):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "subprocess", Replaced(subprocess, run=fails))
         assert drain_node(110, folder) == 1
-    assert "Ray was not told that this node goes" in capsys.readouterr().err
+    assert "cannot announce to Ray that this node will stop" in capsys.readouterr().err
 
 
 def test_a_machine_without_ray_is_told_of(tmp_path, capsys):
     assert drain_node(110, processes(tmp_path, WORKER)) == 1
-    assert "no raylet runs here" in capsys.readouterr().err
+    assert "no raylet runs on this machine" in capsys.readouterr().err

@@ -225,7 +225,7 @@ def _fault(change):
         (lambda _, rows: [[None] * len(rows[0])] * len(rows), ArtifactError, "not finite"),
         (lambda *_: (401, {"error": "no key"}), AssetError, "--api-key-env"),
         (lambda *_: (404, {"error": "none"}), AssetError, "no embedding server answers"),
-        (lambda *_: (200, {"data": "none"}), AssetError, "none of the schema"),
+        (lambda *_: (200, {"data": "none"}), AssetError, "does not have the expected schema"),
         (lambda texts, rows: [rows[0][: 9 + len(texts)]] * len(rows), ArtifactError, "several wid"),
     ],
 )

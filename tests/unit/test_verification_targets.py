@@ -133,11 +133,16 @@ def test_objects(folder):
     ("target", "options", "error", "words"),
     [
         (7, {}, ConfigError, "cannot verify a int"),
-        ("folder", {"schema": "tei"}, ConfigError, "schema is for the address of a server"),
+        (
+            "folder",
+            {"schema": "tei"},
+            ConfigError,
+            "schema applies only to the address of a server",
+        ),
         ("folder", {"prompts": "both"}, ConfigError, "allowed: 'client', 'server'"),
         ("folder", {"repeat": 0}, ConfigError, "1 or more"),
         (lambda texts: np.ones((1, 24)), {}, ArtifactError, "gives 1 vectors for"),
-        (lambda texts: None, {}, ArtifactError, "in place of vectors"),
+        (lambda texts: None, {}, ArtifactError, "instead of vectors"),
         (np.ones, {"prompts": "server"}, ConfigError, "a function is given texts alone"),
     ],
 )

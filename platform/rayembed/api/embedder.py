@@ -131,7 +131,7 @@ def load(
         except ArtifactError as error:
             raise ArtifactError(
                 f"{error} (looked in MLflow at {uri}; output= or MLFLOW_TRACKING_URI selects "
-                "another)"
+                "another address)"
             ) from None
     else:
         folder = resolve_model(reference)

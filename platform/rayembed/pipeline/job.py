@@ -125,7 +125,9 @@ class Reader(Generic[AnySettings]):
             often=True,
             dest="assignments",
         )
-        name = option("--name NAME", "name of the run; one submitted again under its name goes on")
+        name = option(
+            "--name NAME", "name of the run; a run submitted again under its name resumes"
+        )
         return (
             *self.own,
             *([] if self.base is None else [recipe]),
@@ -264,7 +266,7 @@ class Job(Generic[T]):
     """Options that replace `run`; the first given one wins."""
     log: tuple[str, ...] = ()
     """Further packages whose progress is logged."""
-    stopped: str = "stopped; the same command goes on from what is finished"
+    stopped: str = "stopped; run the same command again to continue from what is finished"
     """Last output line of an interrupted job."""
     example: str = ""
     """Minimal arguments of a dry run, in shell syntax; `--help` ends with them."""

@@ -81,8 +81,8 @@ def connect(tracking_uri: str, *, made: bool = True) -> Any:
     database = sqlite_path(tracking_uri)
     if made and database is not None and not database.is_file():
         raise TrackingError(
-            f"there is no MLflow database {str(database)!r}; name the one that has the model with "
-            "--tracking-uri (sqlite:///path/to/mlflow.db or http://host:port)"
+            f"there is no MLflow database {str(database)!r}; with --tracking-uri name the MLflow "
+            "that has the model (sqlite:///path/to/mlflow.db or http://host:port)"
         )
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     return open_client(tracking_uri)

@@ -41,7 +41,7 @@ def compiles(
     seconds = stage_seconds(stage, model, world_size())
     reason = _why_not(placement, model, device, seconds)
     if not rank():
-        told = "are compiled" if reason is None else f"are not compiled, as {reason}"
+        told = "are compiled" if reason is None else f"are not compiled, because {reason}"
         logger.info(
             "stage %s: estimated to take %.0f minutes; its layers %s (placement.compile_layers)",
             *(stage.name, seconds / 60, told),
@@ -76,7 +76,8 @@ def _why_not(
         ),
         "Triton is not installed": not has_triton(),
         "no C compiler is installed, with which Triton builds its launchers": not _c_compiler(),
-        f"compiling pays from {_WORTH_SECONDS / 60:.0f} minutes on": seconds < _WORTH_SECONDS,
+        f"compiling pays only for {_WORTH_SECONDS / 60:.0f} minutes of training or more": seconds
+        < _WORTH_SECONDS,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 

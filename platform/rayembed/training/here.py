@@ -293,7 +293,7 @@ def take_device(device: str) -> None:
         backend = dict(part.split(":") for part in dist.get_backend_config().split(","))
         # gloo takes tensors of GPUs as well, but not in all collectives of a training.
         if backend.get(device) is None or (device == "cuda" and backend[device] != "nccl"):
-            made = f"its torch.distributed group is of {dist.get_backend()!r}"
+            made = f"its torch.distributed group uses the backend {dist.get_backend()!r}"
             raise PlacementError(_other_device(device, made))
     # Read when DeepSpeed is imported, which would warn of a guess.
     os.environ["DS_ACCELERATOR"] = device
@@ -302,7 +302,7 @@ def take_device(device: str) -> None:
 def _other_device(device: str, why: str) -> str:
     asked, other = ("true", "false") if device == "cuda" else ("false", "true")
     return (
-        f"placement.use_gpu={asked} trains on {device!r}, and this process is set to the other "
+        f"placement.use_gpu={asked} trains on {device!r}, but this process is set to the other "
         f"device by what ran in it before: {why}. Start a new process (in a notebook: restart the "
         f"kernel) and train there, or keep placement.use_gpu={other}"
     )

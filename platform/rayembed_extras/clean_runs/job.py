@@ -77,7 +77,7 @@ def _list(
     chosen = named_runs(inventory, asked.runs) if asked.runs else inventory.runs
     out = console(context.out)
     if not inventory.files:
-        out.print(f"Nothing that rayembed made lies in {asked.storage}", soft_wrap=True)
+        out.print(f"The storage {asked.storage} holds nothing that rayembed made", soft_wrap=True)
         return
     if chosen:
         artifacts = [0 if run.tracked is None else entries.num_bytes(run.tracked) for run in chosen]

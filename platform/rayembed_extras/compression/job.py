@@ -34,7 +34,9 @@ def _compress(run: CompressionRun, context: JobContext) -> int:
         versions = track(result, tracker)
     print_report(result, context.out, folder=folder, tracking_uri=tracking_uri, versions=versions)
     if not tracker.complete:
-        context.out.write("MLflow     has not got everything: the same command sends the rest\n")
+        context.out.write(
+            "MLflow     lacks some data: run the same command again to send the rest\n"
+        )
     return 0
 
 

@@ -177,7 +177,7 @@ def mteb_spec(
         stated = mteb.get_model_meta(name)
     except KeyError:
         return _of_hub(settings, name, on)
-    refuse_for_others(settings, "mteb's wrapper has its own")
+    refuse_for_others(settings, "mteb's wrapper uses its own setting")
     if settings.revision not in (None, stated.revision):
         raise ConfigError(
             f"revision = {settings.revision!r}: mteb loads {name!r} in the revision "

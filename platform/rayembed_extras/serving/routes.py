@@ -252,9 +252,9 @@ def _check_right(request: Mapping[str, Any]) -> None:
 
 
 _REFUSED = (
-    "token numbers are not taken, since nothing says of which tokenizer they are; send texts "
-    "(LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False), or have the server's "
-    "setting token_arrays name the tokenizer"
+    "token ids are not accepted, because nothing says which tokenizer made them; send texts "
+    "(LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False), or name the tokenizer "
+    "in the server's setting token_arrays"
 )
 
 

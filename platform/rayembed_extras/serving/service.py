@@ -176,9 +176,10 @@ class EmbeddingService:
             if not checked.same:
                 about = proof.texts[checked.wrong[0]].about
                 self._differs = (
-                    f"{len(checked.wrong)} of {len(proof.texts)} texts of the model's proof have "
-                    f"other vectors (lowest cosine {checked.worst:.4f}, allowed "
-                    f"{checked.tolerance:g}), such as {about!r}; rayembed verify names the mistake"
+                    f"{len(checked.wrong)} of {len(proof.texts)} texts of the model's stored "
+                    "reference vectors (proof/) have other vectors here (lowest cosine "
+                    f"{checked.worst:.4f}, allowed {checked.tolerance:g}), such as {about!r}; "
+                    "rayembed verify names the mistake"
                 )
         if self._differs:
             _logger.error("%s is not ready: %s", self.name, self._differs)

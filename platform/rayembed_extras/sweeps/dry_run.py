@@ -63,7 +63,11 @@ def expected_time(sweep: Sweep, trials: Sequence[Trial], number: int) -> str:
     base = counted(sweep.base)
     taken = runs or [compared_as(base, base.name, sweep.metric.weights)] * number
     steps = sum(run.total_steps for run in taken)
-    most = "" if sweep.scheduler.kind == "none" else " at most, as the scheduler ends some"
+    most = (
+        ""
+        if sweep.scheduler.kind == "none"
+        else " at most, because the scheduler stops some trials early"
+    )
     summary = f"{number} trial{'' if number == 1 else 's'} with {steps:,} steps in all{most}"
     found = estimates().time(taken, data_runs(sweep, runs), base)
     return f"{summary}. {found or 'How long they take is not known'}"
@@ -99,7 +103,7 @@ def _data(sweep: Sweep, trials: list[Trial]) -> Table:
         for folder in sorted(of_trials, key=lambda f: (order.index(f.kind), f.name, f.made_of))
     ]
     title = f"Data: {len(of_trials)} results of preparation for {len(runs)} different plans; those "
-    title += "that lie in storage already are taken as they are"
+    title += "that are already in the storage are reused"
     return Table(["step", "of", "settings", "trials that take it"], rows, title=title)
 
 

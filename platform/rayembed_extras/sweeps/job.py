@@ -339,7 +339,7 @@ _OPTIONS = (
         often=True,
         dest="options",
     ),
-    option("--name NAME", "name of the sweep; one submitted again under its name goes on"),
+    option("--name NAME", "name of the sweep; a sweep submitted again under its name resumes"),
 )
 
 run_sweep_job = sweep_job()

@@ -50,7 +50,7 @@ class OpenAICompatible(Settings):
     def _is_http(cls, url: str) -> str:
         if not re.match(r"https?://[^/?#]+", url):
             raise ValueError(
-                "the address of an endpoint begins with http:// or https:// and a host"
+                "the address of an endpoint must begin with http:// or https://, followed by a host"
             )
         return url
 

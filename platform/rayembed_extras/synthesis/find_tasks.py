@@ -157,9 +157,9 @@ def _too_few(config: SynthesisConfig, kind: PairKind, tasks: Tasks) -> str:
         f"{count} × {reason}" for reason, count in Counter(tasks.rejected).most_common(3)
     )
     return (
-        f"only {len(tasks.texts)} different tasks of the kind {kind!r} came of {tasks.asked} "
-        f"requests in synthesis.task_rounds={config.task_rounds} rounds, {tasks.wanted} are "
-        f"wanted; {tasks.repeated} were repeated"
+        f"{tasks.asked} requests in synthesis.task_rounds={config.task_rounds} rounds gave only "
+        f"{len(tasks.texts)} different tasks of the kind {kind!r}, but {tasks.wanted} are wanted; "
+        f"{tasks.repeated} tasks were repeated"
         + (f", {sum(tasks.rejected.values())} answers were unusable ({reasons})" if reasons else "")
         + ". Raise synthesis.task_rounds or temperature, give synthesis.topics, raise "
         f"examples_per_task, or ask for fewer: synthesis.examples.{kind}"

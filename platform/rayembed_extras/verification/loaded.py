@@ -198,7 +198,8 @@ def _by_group(
             made = _array(encode([texts[i].text for i in places], texts[places[0]]))
             if len(made) != len(places):
                 raise ArtifactError(
-                    f"{len(made)} vectors came for {len(places)} texts; expected one for each"
+                    f"{len(made)} vectors were returned for {len(places)} texts; expected one "
+                    "vector for each text"
                 )
             parts.append(made)
             order += places
@@ -217,8 +218,8 @@ def _array(vectors: Any) -> np.ndarray:
         found = np.empty(0)
     if found.ndim != 2:
         raise ArtifactError(
-            f"a {type(vectors).__name__} came in place of vectors; expected a list of numbers for "
-            "each text"
+            f"a {type(vectors).__name__} was returned instead of vectors; expected a list of "
+            "numbers for each text"
         )
     return found
 

@@ -88,7 +88,9 @@ def measure(target: Target, texts: Sequence[ProofText], repeat: int) -> Measured
             refused[i] = str(error)
     if not vectors:
         reason = next(iter(refused.values()), "none of its texts is without an instruction")
-        raise TextsRefusedError(f"{target.name} takes none of the proof's texts: {reason}")
+        raise TextsRefusedError(
+            f"{target.name} refuses all texts of the stored reference vectors (proof/): {reason}"
+        )
     places = list(vectors)
     own = [texts[i] for i in places]
     again = [row for row, text in enumerate(own) if _length(text) <= _LONG]

@@ -289,7 +289,8 @@ class _Server:
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise AssetError(
                     f"the server at {self.root!r} does not answer {method} {path}: "
-                    f"{type(error).__name__}: {error}; is it started, and the address right?"
+                    f"{type(error).__name__}: {error}. Check that it is running and that the "
+                    "address is right"
                 ) from None
             if answer.status_code in (401, 403):
                 raise AssetError(
@@ -319,7 +320,9 @@ class _Call:
         try:
             found = [_numbers(one) for one in self.schema.vectors(answer)]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise _OtherSchemaError(f"the answer is none of the schema: {error!r}") from None
+            raise _OtherSchemaError(
+                f"the answer does not have the expected schema: {error!r}"
+            ) from None
         if len(found) != len(texts):
             raise ArtifactError(
                 f"{self.server.root}{self.schema.path} gives {len(found)} vectors for "
@@ -344,7 +347,9 @@ def _numbers(value: Any) -> np.ndarray:
             "for each token: it pools none; name the model's pooling when it is started"
         )
     if found.ndim != 1 or not found.size:
-        raise ValueError(f"a vector has the shape {found.shape}")
+        raise ValueError(
+            f"a vector of the answer has the shape {found.shape}, but must be a list of numbers"
+        )
     return found
 
 

@@ -78,7 +78,8 @@ def open_target(
         return open_server(target, prompts=prompts, **server)
     if given := sorted(name for name, value in server.items() if value is not None):
         raise ConfigError(
-            f"{', '.join(given)} is for the address of a server; {target!r} is none (http://…)"
+            f"{', '.join(given)} applies only to the address of a server (http://…), but {target} "
+            "is not one"
         )
     if _is_gguf(target):
         from rayembed.assets.resolver import resolve

@@ -28,9 +28,9 @@ def _evaluate(run: BackboneRun, context: JobContext) -> int:
     ui = "" if tracking_uri.startswith("http") else "mlflow ui --backend-store-uri "
     out.write(f"MLflow     {ui}{shlex.quote(tracking_uri)}\n")
     if not complete:
-        out.write("MLflow     has not got everything: the same command sends the rest\n")
+        out.write("MLflow     lacks some data: run the same command again to send the rest\n")
     if any(not isinstance(error, DivergenceError) for error in scores.failed.values()):
-        out.write("Next       the same command again does what is missing, and nothing else\n")
+        out.write("Next       run the same command again to compute only what is missing\n")
     return 1 if scores.failed else 0
 
 

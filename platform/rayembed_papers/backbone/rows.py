@@ -151,14 +151,14 @@ def _problem(row: Row, kind: Kind) -> str:
         return f"an empty cell in {row!r}"[:300]
     texts = {"classes": row[:-1], "score": row[:-1], "choices": row[:-1], "spans": row[:2]}
     if any(not isinstance(cell, str) for cell in texts.get(kind, row if kind != "tags" else ())):
-        return f"a text is no text in {row!r}"[:300]
+        return f"a value that must be a text is not a text in {row!r}"[:300]
     if kind == "tags" and (not row[0] or len(row[0]) != len(row[1])):
         return f"{len(row[0])} words and {len(row[1])} tags"
     if kind == "spans":
         answers: Mapping[str, Any] = row[2] if isinstance(row[2], Mapping) else {}
         texts_of, starts = answers.get("text"), answers.get("answer_start")
         if not texts_of or not starts or len(texts_of) != len(starts):
-            return f"no answers with their places: {row[2]!r}"[:300]
+            return f"there are no answers with their positions in the text: {row[2]!r}"[:300]
     return ""
 
 

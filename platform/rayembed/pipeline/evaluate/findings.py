@@ -132,7 +132,9 @@ def make_findings(
                 exc_info=True,
             )
             reason = str(error) or type(error).__name__
-            finding = Finding(lines=(f"no finding {name!r}, since it failed: {reason}",))
+            finding = Finding(
+                lines=(f"the analysis {name!r} is missing, because it failed: {reason}",)
+            )
         if finding is not None:
             made.append(replace(finding, title=kind.title))
     return tuple(made)

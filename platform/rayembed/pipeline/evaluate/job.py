@@ -71,7 +71,9 @@ def _evaluate(run: EvaluationRun, context: JobContext) -> int:
         complete = False
     print_evaluated(evaluated, context.out, tracking_uri=tracking_uri)
     if not complete:
-        context.out.write("MLflow     has not got everything: the same command sends the rest\n")
+        context.out.write(
+            "MLflow     lacks some data: run the same command again to send the rest\n"
+        )
     return 0 if complete and not evaluated.failed else 1
 
 

@@ -82,7 +82,7 @@ def print_evaluated(evaluated: EvaluationResult, out: TextIO, *, tracking_uri: s
     else:
         printer.print(f"MLflow     mlflow ui --backend-store-uri {shlex.quote(tracking_uri)}")
     if evaluated.failed:
-        printer.print("Next       the same command again does what is missing, and nothing else")
+        printer.print("Next       run the same command again to compute only what is missing")
         return
     results = shlex.quote(evaluated.scored.results.rsplit("/results/", 1)[0])
     complete = list(benchmark_averages(evaluated))

@@ -155,7 +155,9 @@ def _register(client: Any, asked: argparse.Namespace) -> int:
     out.print(f"Registry   {asked.name} version {number} ({made.uri})")
     out.print(f"Scores     {len(candidate.scores)} tasks of weights {candidate.weights}")
     if not candidate.scores:
-        out.print(f"           without scores it is no candidate; {how_to_score(made.uri)}")
+        out.print(
+            f"           without scores it does not become a candidate; {how_to_score(made.uri)}"
+        )
     if asked.push_to_hub is not None and candidate.folder is not None:
         out.print(f"Hub        {upload_model(candidate.folder, asked.push_to_hub, made.card)}")
     if not asked.promote:

@@ -240,7 +240,8 @@ def check_registrable(folder: Path) -> None:
     if not (folder / "modules.json").is_file():
         raise ArtifactError(
             f"{str(folder)!r} cannot be registered: it has no modules.json, so it is not in "
-            "sentence-transformers format. SentenceTransformer(folder).save(other) writes that"
+            "sentence-transformers format. To write this format, call "
+            "SentenceTransformer(folder).save(other_folder)"
         )
     check_for_sentence_transformers(folder)
     if foreign := foreign_modules(folder):

@@ -164,8 +164,8 @@ def plan_of(run: Run, stage: str) -> str:
         plans = json.loads(read_bytes(path)) if exists(path) else {}
     except ValueError as error:
         raise ArtifactError(
-            f"the list of plans {path!r} is broken: {error}. Submit the run again, which writes a "
-            "new list"
+            f"the list of batch plans {path!r} is broken: {error}. Submit the run again, which "
+            "writes a new list"
         ) from None
     if stage not in plans:
         raise ArtifactError(

@@ -21,7 +21,8 @@ from rayembed.results.costs import cost_columns, total
 T = TypeVar("T")
 
 MLFLOW_AWAY = (
-    "MLflow     is away; when it is back, the same command with --send-metrics sends the rest"
+    "MLflow     cannot be reached; when it is back, run the same command with --send-metrics "
+    "to send the rest"
 )
 """Last line of the driver where MLflow has not got everything."""
 

@@ -33,13 +33,13 @@ A_RECIPE = "a recipe (see --list) or a file that --dry-run printed"
 
 SEND_METRICS = option(
     "--send-metrics",
-    "send MLflow what it has not got of the run of that name, because it was away; start nothing",
+    "send MLflow the data of this run that it lacks because it was unreachable; start nothing",
 )
 
 STAGE = option(
     "--stage NAME",
-    "run only this stage; hard negatives that only others take are not mined. It starts from "
-    "model.backbone.path, which may be the model of an earlier run",
+    "run only this stage; hard negatives that only other stages use are not mined. It starts "
+    "from model.backbone.path, which may be the model of an earlier run",
     often=True,
     dest="stages",
 )
@@ -104,8 +104,8 @@ def _take_pairs(args: argparse.Namespace) -> None:
     """
     if args.pairs is None and args.recipe is None:
         raise ConfigError(
-            "name a recipe to train, --recipe NAME (--list prints all), or a file with a query and "
-            "a positive in each row, --pairs FILE"
+            "say what to train: a recipe, --recipe NAME (--list prints all), or a file with a "
+            "query and a positive in each row, --pairs FILE"
         )
     if args.pairs is not None:
         args.recipe = args.recipe or OWN_PAIRS

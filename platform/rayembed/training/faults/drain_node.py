@@ -49,7 +49,9 @@ def drain(seconds: int, proc: Path = PROC) -> bool:
     """Make Ray drain this machine's node within the given seconds; return whether Ray accepted."""
     raylets = [_options(command) for command in _commands(proc) if _is_raylet(command)]
     if not raylets:
-        sys.stderr.write("no raylet runs here, so there is no node to announce the end of\n")
+        sys.stderr.write(
+            "no raylet runs on this machine, so there is no Ray node whose end could be announced\n"
+        )
         return False
     node = raylets[0]
     command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node"]
@@ -59,7 +61,7 @@ def drain(seconds: int, proc: Path = PROC) -> bool:
     try:
         subprocess.run(command, check=True, timeout=_DRAIN_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
-        sys.stderr.write(f"Ray was not told that this node goes: {error}\n")
+        sys.stderr.write(f"cannot announce to Ray that this node will stop: {error}\n")
         return False
     return True
 
