@@ -78,8 +78,8 @@ def open_target(
         return open_server(target, prompts=prompts, **server)
     if given := sorted(name for name, value in server.items() if value is not None):
         raise ConfigError(
-            f"{', '.join(given)} applies only to the address of a server (http://…), but {target} "
-            "is not one"
+            f"{', '.join(given)} applies only to the address of a server (http://…), but "
+            f"{target!r} is not one"
         )
     if _is_gguf(target):
         from rayembed.assets.resolver import resolve
