@@ -277,7 +277,7 @@ def test_a_stage_that_reads_less_names_itself(run):
     check_inputs(run)
     shorter = override(run, ["stages.one.query_max_length=9"])
     with pytest.raises(
-        ConfigError, match=r"stages\.one\.query_max_length 9 has room .* set stages"
+        ConfigError, match=r"stages\.one\.query_max_length=9 has room .* set stages"
     ):
         check_inputs(shorter)
     # Instructions of data sets that the stage does not have, and of other stages, are not its own.
