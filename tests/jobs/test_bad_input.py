@@ -136,7 +136,7 @@ def test_a_package_with_another_hash(refused, folder, tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     reference = f"pypi://made-up==1.0/made_up/model?sha256={'0' * 64}"
     told = refused(f"model.backbone.path={reference}", code=1)
-    assert f"SHA-256 expected {'0' * 64}, seen " in told
+    assert f"SHA-256 should be {'0' * 64}, but is " in told
 
 
 def test_relative_storage_of_a_submitted_job(refused, monkeypatch, tmp_path):

@@ -47,11 +47,12 @@ def test_both_ends_must_share_the_batch_and_numbers_between_need_not():
     with pytest.raises(
         ConfigError,
         match=r"batch\.global_pairs 256 cannot be shared equally by placement\.min_workers 3; "
-        r"up to 8, these numbers of workers can: 1, 2, 4, 8; set two of them",
+        r"possible numbers of workers up to 8 are 1, 2, 4, 8: set",
     ):
         run_of(256, workers=8, min_workers=3)
     with pytest.raises(
-        ConfigError, match=r"placement\.workers 6; .* these numbers of workers can: 1, 2, 4;"
+        ConfigError,
+        match=r"placement\.workers 6; .* possible numbers of workers up to 6 are 1, 2, 4:",
     ):
         run_of(256, workers=6, min_workers=2)
 

@@ -110,12 +110,15 @@ CASES = [
     ("data.datasets.wiki-sentence.name=a.b", r"name = 'a.b'"),
     ("stages.blend.datasets.wiki-sentenc=1", "data.datasets lacks; did you mean 'wiki-sentence'"),
     ("stages.blend.datasets={}", "at least 1 item"),
-    ("stages.blend.optimizer.warmup_steps=25", "warmup_steps 25 must be below its 16 steps"),
+    (
+        "stages.blend.optimizer.warmup_steps=25",
+        "warmup_steps 25 must be below the 16 training steps",
+    ),
     ("stages.blend.batch.num_negatives=0", "neither in-batch nor hard negatives"),
     ("placement.workers=4", "global_pairs 30 cannot be shared equally by placement.workers 4"),
     ("data.datasets.wiki-sentence.mining=null", "'wiki-sentence' has no negatives in stage 'ble"),
-    ("data.datasets.wiki-sentence.mining.candidates=6", "num_negatives 7 cannot be found among"),
-    ("data.datasets.wiki-sentence.sample_share=0.5", "num_samples and sample_share both say how"),
+    ("data.datasets.wiki-sentence.mining.candidates=6", "num_negatives 7 exceeds candidates 6"),
+    ("data.datasets.wiki-sentence.sample_share=0.5", "num_samples and sample_share both set the"),
     ("data.datasets.wiki-sentence.sample_share=1.5", "must be less than or equal to 1"),
     ("evaluation.own_sets.WikiSentenceRetrieval.name=WikiRelatednessSTS", "two own sets have"),
     ("evaluation.own_sets.WikiTopicClustering.experiments=0", "must be greater than 0"),
@@ -204,7 +207,9 @@ def test_negatives_that_no_stage_takes_are_refused():
     """They would be mined, or read, for nothing."""
     run = get_recipe("biencoder")
     mining = "data.datasets.pairs.mining.teacher=teacher"
-    with pytest.raises(ConfigError, match=r"pairs\.mining gives hard negatives.*num_negatives=7"):
+    with pytest.raises(
+        ConfigError, match=r"pairs\.mining provides hard negatives.*num_negatives=7"
+    ):
         override(run, [mining])
     with pytest.raises(ConfigError, match=r"num_negatives=3 \(it is 0\)"):
         override(run, [mining, "data.datasets.pairs.mining.num_negatives=3"])

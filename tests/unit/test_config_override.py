@@ -126,7 +126,7 @@ def test_lists_and_groups_are_yaml(run):
 
 
 def test_a_list_that_is_not_yaml_says_what_to_quote(run):
-    with pytest.raises(ConfigError, match="quote texts in lists"):
+    with pytest.raises(ConfigError, match="put quotes around texts"):
         override(run, ["evaluation.baselines=[bm25, pypi://a==1/b?sha256=c]"])
     found = override(run, ["evaluation.baselines=[bm25, 'pypi://a==1/b?sha256=c']"])
     assert found.evaluation.baselines[1] == "pypi://a==1/b?sha256=c"

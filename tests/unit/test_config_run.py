@@ -280,8 +280,8 @@ def test_hand_written_yaml_needs_only_what_has_no_default(tmp_path):
     ("content", "message"),
     [
         ("name: [a", "cannot read the settings file"),
-        ("- a\n- b", "must hold a mapping"),
-        ("", "must hold a mapping"),
+        ("- a\n- b", "must contain a YAML mapping"),
+        ("", "must contain a YAML mapping"),
         ("name: a\nname: b", "the name 'name' is given twice"),
         ("? [a]\n: b", "must be a text"),
         ("name: a", "setting 'model' is required"),

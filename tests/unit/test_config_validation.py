@@ -122,7 +122,7 @@ def test_what_is_refused_of_a_held_out_part(tmp_path):
     [
         (KEEP_LAST, r"early_stopping with keep 'last'.*set keep=best"),
         ("evaluation.validation.weights={sentence: 2}", "did you mean 'sentences'"),
-        ("evaluation.validation.every_steps=500", "only last steps would be scored"),
+        ("evaluation.validation.every_steps=500", "only the last step of a stage would be scored"),
         ("evaluation.validation.data.sets=[]", "at least 1 item"),
         ("evaluation.validation.data.sets.topics.name=groups", "own sets have the name 'groups'"),
         ("evaluation.validation.data.kind=wiki", "must be one of"),

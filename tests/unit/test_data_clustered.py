@@ -519,9 +519,9 @@ def test_clustered_records_serve_other_policies_too(chain, tmp_path: Path) -> No
         ({"clusters": None}, r"'own' has no clusters; set data.datasets.own.clusters"),
         (
             {"clusters": {"teacher": "t", "batch_pairs": 8}},
-            r"data.datasets.own.clusters.batch_pairs 8 must be batch.global_pairs 16",
+            r"data.datasets.own.clusters.batch_pairs 8 must equal batch.global_pairs 16",
         ),
-        ({"in_batch_negatives": False}, r"'own' leaves them out by in_batch_negatives=false"),
+        ({"in_batch_negatives": False}, r"own.in_batch_negatives=false does not use them"),
     ],
 )
 def test_a_clustered_stage_needs_clusters_of_its_batches(changes, message, tmp_path: Path) -> None:

@@ -216,7 +216,9 @@ def test_a_loss_and_its_data_fit_each_other(monkeypatch) -> None:
         override(recipe, [f"{pairs}.source={{kind: classes, path: x.jsonl}}"])
     monkeypatch.setattr(InfoNCE, "needs", frozenset({"similarity"}), raising=False)
     assert override(recipe, graded).data.datasets[0].source.kind == "graded"
-    with pytest.raises(ConfigError, match=r"none of its data sets .* has any; name sentences"):
+    with pytest.raises(
+        ConfigError, match=r"none of its data sets .* has graded pairs; to read sentence pairs"
+    ):
         override(recipe, ["stages.finetune.steps=2000"])
     monkeypatch.setattr(InfoNCE, "needs", frozenset({"teacher_scores"}), raising=False)
     assert override(recipe, mined).data.datasets[0].mining is not None

@@ -277,7 +277,7 @@ def test_what_is_missing_or_broken_is_told(files, tmp_path) -> None:
     content = bytearray(path.read_bytes())
     content[200] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ArtifactError, match=r"queries.npy' is broken: its content has changed"):
+    with pytest.raises(ArtifactError, match=r"queries.npy' is broken: the checksum does not match"):
         TeacherVectorLookup.open(plan.teachers[0])([("query", text_hash("ask 3"))])
     path.unlink()
     with pytest.raises(ArtifactError, match=r"queries.npy' is missing. Remove"):

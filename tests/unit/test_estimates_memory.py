@@ -197,7 +197,7 @@ def test_a_run_that_does_not_fit_the_named_gpu_is_told_whole_and_ends_with_2(cap
     [
         (
             {"use_gpu": True, "gpu": "H10O"},
-            "no GPU 'H10O' is known here; known are B200",
+            "the GPU 'H10O' is unknown; known GPUs are B200",
         ),
         (
             {"gpu": "H100", "use_gpu": False},

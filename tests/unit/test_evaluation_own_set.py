@@ -203,7 +203,7 @@ def test_a_flipped_bit_in_the_cache_is_not_scored(tmp_path, cache, caplog, name)
         replace_file(file, damaged(whole, "flip", f"{name} {place}"))
         assert content_of(own) == wanted
         assert file.read_bytes() == whole, "it is made anew"
-    assert caplog.text.count("incomplete or damaged and is made again") == 15
+    assert caplog.text.count("incomplete or damaged, so rayembed creates it again") == 15
 
 
 def test_without_digests_a_flipped_bit_would_be_another_text(tmp_path, cache, monkeypatch):

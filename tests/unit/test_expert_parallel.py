@@ -29,7 +29,7 @@ REFUSED = {
         "placement.workers=2",
         "placement.zero_stage=3",
     ],
-    r"does not go together with placement\.zero_stage 0 in bfloat16.* take zero_stage 2 or 1": [
+    r"does not go together with placement\.zero_stage 0 in bfloat16.* set zero_stage to 1 or 2": [
         "placement.workers=2",
         "placement.zero_stage=0",
         "model.backbone.dtype=bfloat16",

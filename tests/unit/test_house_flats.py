@@ -126,7 +126,7 @@ def test_without_the_sample_errors_name_what_brings_it(tmp_path):
     files, read, benchmark = done.stdout.splitlines()
     assert files == read
     assert "needs rayembed_extras.wikipedia_sample, which is not installed" in files
-    assert "'wikipedia', which is part of rayembed_extras.wikipedia_sample" in benchmark
+    assert "'wikipedia', which the package rayembed_extras.wikipedia_sample" in benchmark
 
 
 def entry_points_of(flat):

@@ -232,7 +232,7 @@ def test_settings_that_do_not_fit_are_refused():
         stage({"false_negatives": {"by": "teachers"}}, teachers=())
     with pytest.raises(ConfigError, match=r"teachers have no effect, because the loss 'infonce'"):
         stage("infonce")
-    with pytest.raises(ConfigError, match=r"two of its teachers are the same"):
+    with pytest.raises(ConfigError, match=r"`teachers` names the same teacher twice"):
         stage("similarity_distillation", teachers=["a", "a"])
     with pytest.raises(
         DataError,

@@ -146,9 +146,14 @@ VALIDATED = (
 @pytest.mark.parametrize(
     ("asked", "fits", "wrong", "told"),
     [
-        ([WARM], 600, 20, "warmup_steps 1500 must be below its {steps} steps"),
-        ([DECAY], 70, 700, "decay_steps 1500 must be at least its {steps} steps"),
-        (VALIDATED, 400, 20, "every 1200 steps, but no stage is longer"),
+        ([WARM], 600, 20, "warmup_steps 1500 must be below the {steps} training steps"),
+        (
+            [DECAY],
+            70,
+            700,
+            "decay_steps 1500 must be at least the number of training steps, {steps}",
+        ),
+        (VALIDATED, 400, 20, "every 1200 steps, but no stage has more steps"),
     ],
 )
 def test_what_depends_on_steps_is_judged_by_those_of_the_rows(tmp_path, asked, fits, wrong, told):

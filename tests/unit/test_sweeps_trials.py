@@ -124,7 +124,7 @@ def test_a_task_that_only_some_runs_score_may_be_weighed_where_they_do(tmp_path)
         (
             {STEPS: "grid(4, 40)", "stages.retrieval.optimizer.warmup_steps": "grid(0, 9)"},
             {},
-            "must be below its 4 steps",
+            "must be below the 4 training steps",
         ),
         (
             {RATE: "grid(0.1)"},
@@ -155,7 +155,7 @@ def test_optuna_is_tried_out_at_the_corners_of_its_space(tmp_path):
     space = {STEPS: "choice(4, 8)", "stages.retrieval.optimizer.warmup_steps": "integers(0, 6)"}
     sweep = make_sweep(tmp_path, space, search={"kind": "optuna"})
     assert known_trials(sweep) == []
-    with pytest.raises(ConfigError, match=r"warmup_steps=6\n.*must be below its 4 steps"):
+    with pytest.raises(ConfigError, match=r"warmup_steps=6\n.*must be below the 4 training steps"):
         check_sweep(sweep)
     with pytest.raises(ConfigError, match="fixes all values"):
         make_sweep(tmp_path, {RATE: "grid(1, 2)"}, search={"kind": "optuna"})

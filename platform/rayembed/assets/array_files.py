@@ -141,7 +141,10 @@ def check_seal(content: bytes | memoryview, seal: bytes | memoryview) -> None:
     """
     if not is_seal(seal):
         raise ValueError(
-            "the checksum that rayembed writes at its end is missing: another program wrote it"
+            "the checksum that rayembed writes into each file is missing, so the file is cut off "
+            "or another program wrote it"
         )
     if bytes(seal) != seal_of(content):
-        raise ValueError("its content has changed since it was written: the checksum differs")
+        raise ValueError(
+            "the checksum does not match the content, which has changed since the file was written"
+        )

@@ -134,7 +134,9 @@ def _groups_of(footer: pq.FileMetaData, rows: range) -> tuple[int, list[int]]:
         ValueError: the file has fewer rows.
     """
     if rows.stop > footer.num_rows:
-        raise ValueError(f"it has {footer.num_rows:,} rows, but row {rows.stop - 1:,} is requested")
+        raise ValueError(
+            f"the file has {footer.num_rows:,} rows, but row {rows.stop - 1:,} was requested"
+        )
     ends = np.cumsum([footer.row_group(g).num_rows for g in range(footer.num_row_groups)])
     groups = range(
         int(np.searchsorted(ends, rows.start, side="right")),
@@ -182,11 +184,12 @@ def _end_of(file: pa.NativeFile) -> tuple[bytes, bytes]:
     size = file.size()
     end = file.read_at(min(size, _READ_AT_ONCE), max(0, size - _READ_AT_ONCE))
     if end[-len(_MAGIC) :] != _MAGIC:
-        raise ValueError("it does not end as a Parquet file does")
+        raise ValueError("the file does not end with the bytes 'PAR1', as every Parquet file does")
     length = _length(end[-_END_BYTES:]) + _END_BYTES
     if size < SEAL_BYTES + length:
         raise ValueError(
-            f"its footer should have {length:,} bytes, but the whole file has {size:,}"
+            f"the Parquet footer should have {length:,} bytes, but the whole file has {size:,} "
+            "bytes"
         )
     if len(end) < SEAL_BYTES + length:
         end = file.read_at(SEAL_BYTES + length, size - SEAL_BYTES - length)

@@ -57,8 +57,8 @@ def filled(entry: Path, fill: Callable[[Path], None], *, checked: bool = False) 
     """
     if ".." in entry.parts:
         raise AssetError(
-            f"{str(entry)!r} is no entry of the asset cache, because its path contains '..'; "
-            "nothing was changed there"
+            f"refusing to use {str(entry)!r} as an entry of the asset cache, because the path "
+            "contains '..'; no file was changed"
         )
     if is_complete(entry, checked=checked):
         return entry / _FILES
@@ -130,7 +130,9 @@ def _replace(entry: Path, fill: Callable[[Path], None], checked: bool) -> None:
         shutil.rmtree(abandoned)
     if os.path.lexists(entry):
         _check_is_ours(entry)
-        logger.warning("cached asset %s is incomplete or damaged and is made again", entry)
+        logger.warning(
+            "the cached asset %s is incomplete or damaged, so rayembed creates it again", entry
+        )
         shutil.rmtree(entry)
     partial = Path(tempfile.mkdtemp(prefix=f".{entry.name}.partial-", dir=entry.parent))
     try:
@@ -157,7 +159,7 @@ def _check_is_ours(entry: Path) -> None:
     ours = entry.is_dir() and not entry.is_symlink()
     if not ours or {path.name for path in entry.iterdir()} - {_MANIFEST, _FILES}:
         raise AssetError(
-            f"{str(entry)!r} is no entry of the asset cache, but has the path of one that is "
-            f"needed; nothing was removed. Move it away, or set {CACHE_VARIABLE} to a folder that "
-            "only the cache uses"
+            f"{str(entry)!r} is not an entry of the asset cache, but the cache needs this path "
+            "for an entry. Nothing was removed: move the file or folder away, or set "
+            f"{CACHE_VARIABLE} to a folder that only the cache uses"
         )

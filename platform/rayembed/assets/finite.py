@@ -39,9 +39,9 @@ def check_finite(tensors: Iterable[tuple[str, "Tensor"]], what: str) -> None:
             wrong = int((~tensor.float().isfinite()).sum())
             raise ArtifactError(
                 f"{what}: {wrong:,} of the {tensor.numel():,} numbers of {name!r} are not finite "
-                "(NaN or infinite), so the weights are unusable and not passed on. Training "
-                "diverged, or the weights that it started from were like this: lower the learning "
-                "rate or lengthen the warm-up, and train under another --name"
+                "(NaN or infinite), so rayembed refuses these unusable weights. Training "
+                "diverged, or it started from such weights: lower the learning rate or lengthen "
+                "the warm-up, and train again under another --name"
             )
 
 

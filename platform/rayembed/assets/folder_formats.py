@@ -64,7 +64,7 @@ def format_of(folder: Path) -> FolderFormat | None:
     if name is not None and name not in formats:
         raise ConfigError(
             f"{str(folder)!r} is a model in the format {name!r}, which no installed package can "
-            "load; the format 'graph' needs rayembed_extras/compression and pip install "
-            "'.[compress]' in the checkout"
+            "load. For the format 'graph', rayembed_extras/compression and its packages must be "
+            "installed: in the checkout, pip install '.[compress]'"
         )
     return None if name is None else formats[name]

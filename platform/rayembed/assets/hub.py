@@ -65,7 +65,11 @@ def parse_hub_reference(reference: str) -> HubReference:
     if not named or ".." in inside or "@" in revision or (rest and not revision):
         raise AssetError(f"cannot read the asset reference {reference!r}; expected {_FORM}")
     if not revision:
-        logger.warning("%s names no revision; main is used, which may change", reference)
+        logger.warning(
+            "the reference %s names no revision, so the branch main is used, whose files may "
+            "change",
+            reference,
+        )
     return HubReference(repo_type, "/".join(parts[:2]), "/".join(inside), revision or "main")
 
 
@@ -125,8 +129,8 @@ def fetch_model_from_hub(reference: str, cache: Path | None) -> Path:
         needed = model_files(names, wanted.inside)
         if not needed:
             raise AssetError(
-                f"{reference!r} holds no model (config.json and safetensors); it holds "
-                f"{', '.join(sorted(names)[:20]) or 'nothing'}"
+                f"{reference!r} contains no model (config.json with safetensors files); the "
+                f"repository contains {', '.join(sorted(names)[:20]) or 'nothing'}"
             )
         patterns = [glob.escape(name) for name in needed]
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:

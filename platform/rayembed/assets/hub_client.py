@@ -157,7 +157,7 @@ def with_retries(
             error = raised
         seconds = min(max(wait, _asked_to_wait(error)), LONGEST_WAIT_SECONDS)
         logger.warning(
-            "%s: %s; attempt %d follows in %g s",
+            "loading %s failed: %s; attempt %d starts in %g s",
             what, " ".join(str(error).split()), tried + 1, seconds,
         )  # fmt: skip
         del error

@@ -38,15 +38,18 @@ def read_json(path: str, remedy: str) -> dict[str, Any]:
     try:
         values = json.loads(content)
         if not isinstance(values, dict):
-            raise ValueError("it must hold a JSON object")
+            raise ValueError("the file must contain a JSON object")
         digest = values.pop(DIGEST, None)
         if digest is None:
             raise ValueError(
-                "the entry `digest`, the checksum that rayembed writes into it, is missing: "
-                "another program wrote it"
+                "the entry `digest`, the checksum that rayembed writes into each JSON file, is "
+                "missing, so another program wrote the file"
             )
         if digest != _digest(values):
-            raise ValueError("its content has changed since it was written: the checksum differs")
+            raise ValueError(
+                "the checksum `digest` does not match the content, which has changed since the "
+                "file was written"
+            )
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"the file {path!r} is broken: {error}. {remedy}") from error
     return values

@@ -198,21 +198,21 @@ class Lease:
                 if away_since is None:
                     away_since = time.monotonic()
                     logger.warning(
-                        "the lease in %s could not be renewed, trying again: %s",
+                        "cannot renew this job's lock in %s, trying again: %s",
                         *(self._folder, error),
                     )
                 continue
             if away_since is not None:
                 seconds = time.monotonic() - away_since
                 logger.warning(
-                    "the lease in %s could be renewed again after %.0f s without",
+                    "renewed this job's lock in %s again, after %.0f s without a renewal",
                     *(self._folder, seconds),
                 )
                 away_since = None
             if other is not None or gone:
                 self._withdraw()
                 taken = (
-                    "another job has taken it since and given it back, or its claim was removed. "
+                    "another job has taken the lock and released it, or the lock file was removed. "
                     "This one ends here and writes nothing more; the same command goes on from the "
                     "last checkpoint"
                     if other is None
@@ -220,8 +220,8 @@ class Lease:
                     "nothing more; the other goes on from the last checkpoint"
                 )
                 self._on_lost(
-                    f"this job has lost the lease in {self._folder!r}: it did not renew it for "
-                    f"{LEASE_SECONDS:g} s, and {taken}"
+                    f"this job has lost its lock in {self._folder!r}: it did not renew the lock "
+                    f"for {LEASE_SECONDS:g} s, and {taken}"
                 )
                 return
 
@@ -294,4 +294,4 @@ def _remove(path: str) -> None:
         remove_file(path)
     except StorageError:
         # Gone already, or the storage is away: a claim that stays is over after a while.
-        logger.debug("the lease claim %s could not be removed", path)
+        logger.debug("cannot remove the lock file %s", path)

@@ -45,7 +45,7 @@ def read_copied(path: str, read: Callable[[str], Read]) -> Read:
             return read(str(copy))
         except (ArtifactError, StorageError) as error:
             log.warning(
-                "the local copy of %s is damaged (%s): it is removed, and the original is read",
+                "the local copy of %s is damaged (%s): removing the copy and reading the original",
                 path,
                 error,
             )

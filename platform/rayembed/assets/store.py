@@ -76,7 +76,12 @@ class Entry:
         except Exception as error:
             if (found := self.existing()) is None:
                 raise
-            log.info("%s: another job finished it first, using its result (%s)", self.folder, error)
+            log.info(
+                "%s: another job finished this folder first, so this job uses that result (its "
+                "own attempt failed: %s)",
+                self.folder,
+                error,
+            )
             return found, True
 
     def finish(self, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -105,8 +110,8 @@ class Entry:
         there = file_sizes(join(self.folder, below), recursive=False)
         if gone := set(names) - there.keys():
             raise ArtifactError(
-                f"{len(gone)} of {len(names)} files that an earlier attempt wrote are missing, for "
-                f"instance {join(self.folder, below, min(gone))!r}. {self._remedy}"
+                f"{len(gone)} of the {len(names)} files that an earlier attempt wrote are "
+                f"missing, for instance {join(self.folder, below, min(gone))!r}. {self._remedy}"
             )
         return {name: there[name] for name in names}
 
@@ -129,4 +134,4 @@ class Entry:
             if exists(self.working):
                 remove_folder(self.working)
         except ArtifactError as error:
-            log.warning("%s; the next run tries again", error)
+            log.warning("%s; the next run tries again to remove it", error)

@@ -93,7 +93,8 @@ class StoredFolder:
                 write_atomic(target, content[name])
             except StorageError as error:
                 raise StorageError(
-                    f"{error}. The file is in {str(self.local)!r} on this machine"
+                    f"{error}. The file is still in the local folder {str(self.local)!r} on this "
+                    "machine"
                 ) from error
             self._kept[name] = digest
             self._write_kept()
@@ -117,9 +118,9 @@ class StoredFolder:
         for name, data in files.items():
             write_atomic(folder / name, data)
         logger.warning(
-            "the files in %s have changed since this machine last wrote there, and local files not "
-            "copied there yet (%s) have, too: using the storage's files; the local ones were moved "
-            "to %s",
+            "the files in %s have changed since this machine last wrote there, and the local "
+            "files %s have changes that were not copied there yet: using the files in storage; "
+            "the local files were moved to %s",
             self.place,
             ", ".join(sorted(files)),
             folder,

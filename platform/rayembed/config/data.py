@@ -86,8 +86,8 @@ class DatasetConfig(Settings):
     def _one_size(self) -> "DatasetConfig":
         if self.num_samples is not None and self.sample_share is not None:
             raise ValueError(
-                f"data set {self.name!r}: num_samples and sample_share both say how many records "
-                "are drawn; leave one at null"
+                f"data set {self.name!r}: num_samples and sample_share both set the number of "
+                "records to draw; set one of them to null"
             )
         return self
 
@@ -106,8 +106,8 @@ class DatasetConfig(Settings):
         column, allowed = getattr(self.held_out, "column", None), self.source.held_out_columns
         if column is not None and allowed and column not in allowed:
             raise ValueError(
-                f"data set {self.name!r}: held_out.column {column!r}: records have no such column; "
-                f"{nearest(column, allowed)}"
+                f"data set {self.name!r}: held_out.column is {column!r}, but records have no such "
+                f"column; {nearest(column, allowed)}"
             )
         return self
 
@@ -134,9 +134,9 @@ class DatasetConfig(Settings):
             return self
         if not self.model_copy(update={"mining": None}).has_negatives:
             raise ValueError(
-                f"data set {self.name!r}: mining.pool 'given' selects among negatives in the rows, "
-                "but its source has none; name their column (source.negatives) or use the pool "
-                "'corpus'"
+                f"data set {self.name!r}: mining.pool 'given' selects among the negatives in the "
+                "rows, but the source provides no negatives; name their column (source.negatives) "
+                "or set mining.pool to 'corpus'"
             )
         return self
 

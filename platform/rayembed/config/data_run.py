@@ -50,8 +50,8 @@ class TeacherPlacement(UnitLimit, RuntimeSettings, DataPlacement):
     def _waits_for_something(self) -> "TeacherPlacement":
         if self.wait_for_nodes_seconds and not self.gpus:
             raise ValueError(
-                "placement.wait_for_nodes_seconds waits for the first of placement.gpus, but that "
-                "is 0; set placement.gpus to the number of GPUs for teachers"
+                "placement.wait_for_nodes_seconds waits for a GPU to join the cluster, but "
+                "placement.gpus is 0; set placement.gpus to the number of GPUs for teachers"
             )
         return self
 

@@ -100,7 +100,7 @@ class DataStep(Settings):
             parent: the records that it begins with, a `DatasetArtifact`.
             held_out: texts that no row may have, a `HeldOut` of `data.sources.tasks`.
         """
-        raise TypeError(f"{type(self).__name__} does not implement make")
+        raise TypeError(f"{type(self).__name__} does not implement the method `make`")
 
 
 STEPS = SettingsTable(
@@ -165,7 +165,7 @@ class Cleaner(Settings):
             id_hash: (rows,) int64 of the rows' ids.
             execute: how tasks are executed.
         """
-        raise TypeError(f"{type(self).__name__} does not implement find")
+        raise TypeError(f"{type(self).__name__} does not implement the method `find`")
 
 
 CLEANERS = SettingsTable("rayembed.cleaners", Cleaner, ())

@@ -179,7 +179,8 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read the settings file {str(path)!r}: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(
-            f"the file {str(path)!r} must hold a mapping of settings, as --dry-run prints it"
+            f"the settings file {str(path)!r} must contain a YAML mapping of settings, such as "
+            "--dry-run prints"
         )
     return values
 

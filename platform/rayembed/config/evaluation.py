@@ -104,8 +104,8 @@ class ModelUnderTest(StoredVectors):
     def _has_vectors(self) -> "ModelUnderTest":
         if self.reference == BM25 and self.precision != "float32":
             raise ValueError(
-                f"precision = {self.precision!r} is a number type of vectors, but {BM25} has no "
-                "vectors; leave it out"
+                f"precision = {self.precision!r} sets the number type of vectors, but {BM25} has "
+                "no vectors; remove precision"
             )
         return self
 
@@ -175,13 +175,14 @@ class EvaluationRun(Scores, Document):
     def _reranks_something(self) -> "EvaluationRun":
         if self.reranker is not None and (self.baselines == "none" or self.model.reference == BM25):
             raise ValueError(
-                "reranker orders what the model and its hybrid search find: leave baselines at "
-                f"own_sets or all, with a model that is not {BM25}; or leave reranker out"
+                "reranker reorders the documents that the model and its hybrid search find: set "
+                f"baselines to own_sets or all and evaluate a model other than {BM25}, or remove "
+                "reranker"
             )
         if self.reranker is not None and self.baselines == "own_sets" and not self.own_sets:
             raise ValueError(
-                "reranker is for the tasks of baselines=own_sets, and there is no own set: set "
-                "baselines=all, name own_sets, or leave reranker out"
+                "with baselines=own_sets, reranker reorders results of own sets only, but "
+                "own_sets is empty: set baselines=all, name own_sets, or remove reranker"
             )
         return self
 

@@ -46,11 +46,11 @@ class MiningSearch(Settings):
         Args:
             vectors: (n, D) float16 unit vectors, n at least 1.
         """
-        raise TypeError(f"{type(self).__name__} has no index")
+        raise TypeError(f"{type(self).__name__} does not implement the method `index`")
 
     def open(self, index: bytes) -> Any:
         """Open an index from its bytes, for use by `find`."""
-        raise TypeError(f"{type(self).__name__} has no index")
+        raise TypeError(f"{type(self).__name__} does not implement the method `open`")
 
     def find(self, opened: Any, queries: Any, k: int) -> tuple[Any, Any]:
         """Return the best documents of each query: scores (Q, k) float32 and indices in the shard
@@ -59,7 +59,7 @@ class MiningSearch(Settings):
         Args:
             queries: (Q, D) of any float type.
         """
-        raise TypeError(f"{type(self).__name__} has no index")
+        raise TypeError(f"{type(self).__name__} does not implement the method `find`")
 
 
 MINING_SEARCHES = SettingsTable(
@@ -100,7 +100,7 @@ class MiningRule(Settings):
         Returns:
             (Q,) float64 array.
         """
-        raise TypeError(f"{type(self).__name__} does not implement highest_scores")
+        raise TypeError(f"{type(self).__name__} does not implement the method `highest_scores`")
 
 
 MINING_RULES = SettingsTable(
@@ -266,10 +266,11 @@ class MiningConfig(TeacherStep):
     @model_validator(mode="after")
     def _deep_enough(self) -> "MiningConfig":
         if self.num_negatives + self.skip > self.candidates:
-            passed = f" after the first {self.skip}" if self.skip else ""
+            passed = f" plus skip {self.skip}" if self.skip else ""
             raise ValueError(
-                f"num_negatives {self.num_negatives} cannot be found among candidates "
-                f"{self.candidates}{passed}; raise candidates"
+                f"num_negatives {self.num_negatives}{passed} exceeds candidates "
+                f"{self.candidates}, the number of documents searched for each query; raise "
+                "candidates"
             )
         if self.pool == "given" and (self.corpus is not None or self.skip or self.search != _EXACT):
             raise ValueError(
@@ -333,8 +334,8 @@ class Containment(Settings):
     def _no_longer_than_ngram(self) -> "Containment":
         if self.shortest > self.ngram:
             raise ValueError(
-                f"shortest {self.shortest} is above ngram {self.ngram}: benchmark texts of fewer "
-                "words than ngram would never be searched for; lower shortest"
+                f"shortest {self.shortest} exceeds ngram {self.ngram}, so benchmark texts of "
+                "fewer words than ngram would never be found; lower shortest to at most ngram"
             )
         return self
 

@@ -143,7 +143,10 @@ def job_benchmark(name: str, setting: str = "benchmarks") -> JobBenchmark:
     """
     point = _job_points().get(name)
     if point is None:
-        raise ConfigError(f"{setting}: {name!r} has none; {nearest(name, _job_points())}")
+        raise ConfigError(
+            f"{setting}: no benchmark {name!r} defines its own evaluation jobs; "
+            f"{nearest(name, _job_points())}"
+        )
     return cast(JobBenchmark, from_outside(point))
 
 
@@ -224,8 +227,8 @@ def with_own_sets(scores: ScoresT) -> ScoresT:
             found += names[name].own_sets(dict(parse_qsl(sizes)))
         elif name in _BROUGHT_BY:
             raise ConfigError(
-                f"benchmarks names {name!r}, which is part of {_BROUGHT_BY[name]}, but that is not "
-                "installed here; install it, or name other benchmarks"
+                f"benchmarks names {name!r}, which the package {_BROUGHT_BY[name]} provides, but "
+                "this package is not installed here; install it, or name other benchmarks"
             )
     known = {own.name for own in found}
     for benchmark in names.values():
@@ -237,8 +240,9 @@ def with_own_sets(scores: ScoresT) -> ScoresT:
     for own in scores.own_sets:
         if own.name in known and benchmark_of(own.path) is None:
             raise ConfigError(
-                f"own_sets: {own.name!r} is the name of a task of {', '.join(names)}, which is "
-                "scored too; give your set another name, or take the benchmark out of benchmarks"
+                f"own_sets: the name {own.name!r} is also the name of a task of "
+                f"{', '.join(names)}, which is scored too; give your set another name, or remove "
+                "the benchmark from `benchmarks`"
             )
     return changed(
         scores,

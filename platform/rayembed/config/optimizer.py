@@ -37,7 +37,7 @@ class ScheduleConfig(Settings):
         Args:
             progress: share of the steps from the warm-up to the end that are done, in [0, 1).
         """
-        raise TypeError(f"{type(self).__name__} does not implement factor")
+        raise TypeError(f"{type(self).__name__} does not implement the method `factor`")
 
     @model_serializer(mode="wrap")
     def _short(self, handler: SerializerFunctionWrapHandler) -> Any:
@@ -108,7 +108,7 @@ class OptimizerConfig(Settings):
         Args:
             matrix: whether it is the weight of a linear layer in the backbone.
         """
-        raise TypeError(f"{type(self).__name__} does not implement states")
+        raise TypeError(f"{type(self).__name__} does not implement the method `states`")
 
     def build(self, groups: list[dict[str, Any]], *, bfloat16: bool) -> Any:
         """Build the torch optimiser over parameter groups; see `training.optimizer`.
@@ -116,7 +116,7 @@ class OptimizerConfig(Settings):
         Args:
             bfloat16: whether the model computes in bfloat16.
         """
-        raise TypeError(f"{type(self).__name__} does not implement build")
+        raise TypeError(f"{type(self).__name__} does not implement the method `build`")
 
     def warmup(self, steps: int) -> int:
         """Compute the number of warm-up steps from the total number of steps."""
@@ -133,8 +133,9 @@ class OptimizerConfig(Settings):
         """
         if steps is not None and self.warmup_steps >= steps:
             raise ValueError(
-                f"optimizer.warmup_steps {self.warmup_steps} must be below its {steps} steps; "
-                "lower it, or set it to 0 and optimizer.warmup_share=0.1, which fits any number"
+                f"optimizer.warmup_steps {self.warmup_steps} must be below the {steps} training "
+                "steps; lower warmup_steps, or set it to 0 and optimizer.warmup_share to 0.1, "
+                "which fits any number of steps"
             )
         decay = self.decay_steps
         if decay is not None and not self.schedule.decays:
@@ -143,7 +144,10 @@ class OptimizerConfig(Settings):
                 f"{self.schedule.kind!r} does not; set decay_steps to null"
             )
         if steps is not None and decay is not None and decay < steps:
-            raise ValueError(f"optimizer.decay_steps {decay} must be at least its {steps} steps")
+            raise ValueError(
+                f"optimizer.decay_steps {decay} must be at least the number of training steps, "
+                f"{steps}"
+            )
 
     def check_zero_stage(self, zero_stage: int) -> None:
         """Check that the optimiser supports the ZeRO stage.
@@ -153,9 +157,9 @@ class OptimizerConfig(Settings):
         """
         if zero_stage not in self.zero_stages:
             raise ValueError(
-                f"placement.zero_stage {zero_stage} cannot serve optimizer.kind {self.kind!r}: "
-                f"{self.why_not}; set placement.zero_stage to one of "
-                f"{', '.join(map(str, self.zero_stages))}, or take another optimiser"
+                f"placement.zero_stage {zero_stage} does not support optimizer.kind "
+                f"{self.kind!r}: {self.why_not}; set placement.zero_stage to one of "
+                f"{', '.join(map(str, self.zero_stages))}, or use another optimiser"
             )
 
 

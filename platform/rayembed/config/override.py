@@ -100,7 +100,9 @@ def _assign(
             here[key] = {"kind": here[key]}
         if not isinstance(here[key], dict | list):
             prefix = path.removesuffix("." + ".".join(parts))
-            raise ConfigError(f"no setting {path!r}: {prefix!r} is a single value")
+            raise ConfigError(
+                f"no setting {path!r}: {prefix!r} is a single value without settings below it"
+            )
         here, annotation = here[key], below
     value = _read(path, text, below)
     if key == "kind" and kind_of(_chosen(here, annotation)) != value:
@@ -151,7 +153,7 @@ def _index(items: list[Any], part: str, prefix: str) -> int:
     if part.isdecimal() and int(part) < len(items):
         return int(part)
     allowed = names or [str(index) for index in range(len(items))]
-    raise ConfigError(f"no element {prefix!r}; {nearest(part, allowed)}")
+    raise ConfigError(f"there is no list element {prefix!r}; {nearest(part, allowed)}")
 
 
 def _read(path: str, text: str, annotation: Any) -> Any:
@@ -165,8 +167,8 @@ def _read(path: str, text: str, annotation: Any) -> Any:
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or error
         raise ConfigError(
-            f"--set {path}={without_credentials(text)}: the value is not YAML: {problem}; quote "
-            "texts in lists and groups that hold one of ?:,#[]{}"
+            f"--set {path}={without_credentials(text)}: the value is not YAML: {problem}; put "
+            "quotes around texts that contain one of ?:,#[]{} inside lists and groups"
         ) from None
 
 

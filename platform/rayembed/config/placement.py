@@ -44,7 +44,7 @@ def known_gpu(name: str) -> str:
     for known in GPUS:
         if _letters(known) == _letters(name):
             return known
-    raise ValueError(f"no GPU {name!r} is known here; known are {', '.join(GPUS)}")
+    raise ValueError(f"the GPU {name!r} is unknown; known GPUs are {', '.join(GPUS)}")
 
 
 def ray_kind(name: str) -> str:
@@ -85,11 +85,11 @@ def check_model_name(name: str) -> str:
     others = sorted(set(re.findall(r"[^\w .+-]", name)))
     if others or not re.match(r"\w", name):
         seen = (
-            f"not {', '.join(map(repr, others))}" if others else "and begins with a letter or digit"
+            f"not {', '.join(map(repr, others))}" if others else "starting with a letter or digit"
         )
         raise ValueError(
-            f"the name of a registered model holds letters, digits, spaces and . _ + -, {seen}: "
-            "the name is part of addresses (models:/name@alias) and of MLflow's searches"
+            "the name of a registered model may contain only letters, digits, spaces and . _ + -, "
+            f"{seen}: MLflow uses the name in addresses (models:/name@alias) and in searches"
         )
     return name
 
@@ -124,8 +124,8 @@ class RuntimeSettings(Settings):
     def _one_process_is_enough(self) -> Self:
         if self.runtime == "local" and self.needs_ray:
             raise ValueError(
-                f"placement.runtime=local works in one process, but {', '.join(self.needs_ray)} "
-                "needs Ray; leave that out, or set placement.runtime=ray"
+                f"placement.runtime=local runs in one process, but {', '.join(self.needs_ray)} "
+                "needs Ray; remove that setting, or set placement.runtime=ray"
             )
         return self
 
@@ -304,7 +304,7 @@ class Placement(UnitLimit, FindingChoice, RuntimeSettings):
         if self.fewest_workers > self.workers:
             raise ValueError(
                 f"placement.min_workers {self.min_workers} exceeds placement.workers "
-                f"{self.workers}, the maximum number of workers; lower the one or raise the other"
+                f"{self.workers}, the maximum; lower min_workers or raise workers"
             )
         return self
 
@@ -379,7 +379,7 @@ def check_expert_parallel(model: ArchitectureConfig, placement: Placement) -> No
     if placement.zero_stage == 0 and model.backbone.dtype == "bfloat16":
         raise ValueError(
             f"{asked} does not go together with placement.zero_stage 0 in bfloat16, in which "
-            "DeepSpeed leaves experts out of the gradient's norm; take zero_stage 2 or 1"
+            "DeepSpeed leaves experts out of the gradient's norm; set zero_stage to 1 or 2"
         )
 
 
@@ -414,7 +414,7 @@ def check_shares(setting: str, rows: int, fewest: int, most: int) -> None:
     name, number = ("workers", most) if rows % most else ("min_workers", fewest)
     can = ", ".join(map(str, worker_numbers(rows, 1, most)))
     raise ValueError(
-        f"{setting} {rows} cannot be shared equally by placement.{name} {number}; up to {most}, "
-        f"these numbers of workers can: {can}; set two of them for placement.min_workers and "
-        "placement.workers"
+        f"{setting} {rows} cannot be shared equally by placement.{name} {number}; possible "
+        f"numbers of workers up to {most} are {can}: set placement.min_workers and "
+        "placement.workers to two of these numbers"
     )

@@ -97,9 +97,9 @@ class Run(NamedRun):
         for dataset in self.held_out_datasets:
             if held_out_set(dataset.name) in taken:
                 raise ValueError(
-                    f"evaluation.own_sets: the name {held_out_set(dataset.name)!r} is that of the "
-                    f"held-out part of the data set {dataset.name!r}; choose another one, or set "
-                    f"data.datasets.{dataset.name}.held_out=null"
+                    f"evaluation.own_sets: the name {held_out_set(dataset.name)!r} is reserved "
+                    f"for the held-out part of the data set {dataset.name!r}; choose another name "
+                    f"for your set, or set data.datasets.{dataset.name}.held_out=null"
                 )
         validation = self.evaluation.validation
         if validation is not None and isinstance(validation.data, HeldOutValidation):
@@ -123,9 +123,10 @@ class Run(NamedRun):
             every = [self.validation_interval(stage) for stage in self.stages]
             if all(e >= stage.steps for e, stage in zip(every, self.stages, strict=True)):
                 raise ValueError(
-                    f"evaluation.validation scores every {max(every)} steps, but no stage is "
-                    "longer: only last steps would be scored, so no best step could be chosen; "
-                    "lower evaluation.validation.every_steps, or set evaluation.validation=null"
+                    f"evaluation.validation scores every {max(every)} steps, but no stage has "
+                    "more steps: only the last step of a stage would be scored, so no best step "
+                    "could be chosen; lower evaluation.validation.every_steps, or set "
+                    "evaluation.validation=null"
                 )
 
     @property

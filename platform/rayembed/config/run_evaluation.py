@@ -129,8 +129,8 @@ class ValidationConfig(Settings):
             check_names("weights", self.weights, self.data.task_names)
         if self.early_stopping is not None and self.keep == "last":
             raise ValueError(
-                "early_stopping with keep 'last' would keep the weights of the step at which "
-                "training happened to stop, which depends on how fast scores came; set keep=best"
+                "early_stopping with keep 'last' would keep the weights of whatever step training "
+                "stopped at, which depends on how quickly scores arrive; set keep=best"
             )
         return self
 
@@ -146,7 +146,7 @@ def check_names(
     for name in given:
         if name not in names:
             raise ValueError(
-                f"{setting} names {name!r}, which is no task of the run's own data; "
+                f"{setting} names {name!r}, which is not one of the validation tasks; "
                 f"{nearest(name, names)}"
             )
 
@@ -227,8 +227,9 @@ class EvaluationConfig(Scores):
     def _reranks_something(self) -> "EvaluationConfig":
         if self.reranker is not None and "bm25" not in self.baselines:
             raise ValueError(
-                "evaluation.reranker orders what the hybrid search finds, too, and "
-                "evaluation.baselines lacks bm25; add it, or leave evaluation.reranker out"
+                "evaluation.reranker also reorders the results of the hybrid search, but "
+                "evaluation.baselines lacks bm25, which hybrid search needs; add bm25 there, or "
+                "remove evaluation.reranker"
             )
         return self
 
@@ -239,10 +240,10 @@ class EvaluationConfig(Scores):
             task = name.removesuffix("-query").removesuffix("-document")
             if task != name and name not in own:
                 raise ValueError(
-                    f"evaluation.instructions names {name!r}, one side of the task {task!r}; use "
-                    f"the name {task!r}, whose instruction is put before queries and texts of "
-                    "symmetric tasks. For documents set the model's document prefix, or "
-                    "document_instruction of the data sets"
+                    f"evaluation.instructions names {name!r}, which is one side of the task "
+                    f"{task!r}; use the name {task!r}. Its instruction is put before queries and "
+                    "before texts of symmetric tasks. For documents set the model's document "
+                    "prefix, or document_instruction of the data sets"
                 )
         return self
 

@@ -97,7 +97,7 @@ class Source(Settings):
         Raises:
             DataError, ConfigError, AssetError: as `data.sources.check.check_source`.
         """
-        raise TypeError(f"{type(self).__name__} does not implement check")
+        raise TypeError(f"{type(self).__name__} does not implement the method `check`")
 
     def check_names(self, setting: str) -> None:
         """Check settings that need no access to the data, such as names of mteb tasks.
@@ -138,7 +138,7 @@ class Source(Settings):
         Args:
             conversion: the data set, its files and where records go, a `Conversion`.
         """
-        raise TypeError(f"{type(self).__name__} does not implement convert")
+        raise TypeError(f"{type(self).__name__} does not implement the method `convert`")
 
     def held_out_folder(self) -> str | None:
         """Folder of the held-out rows that the source has already excluded; None if it has excluded

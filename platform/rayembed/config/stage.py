@@ -134,8 +134,9 @@ class StageConfig(Settings):
         offered = model.offered_dimensions
         if offered is not None and (lost := [d for d in self.loss.dimensions if d not in offered]):
             raise ValueError(
-                f"stages.{self.name}.loss.dimensions learns {lost}, but model.dimensions "
-                f"{offered} lacks them, so users could not request such vectors; add them there"
+                f"stages.{self.name}.loss.dimensions trains the vector widths {lost}, but "
+                f"model.dimensions {offered} does not list them, so users could not request such "
+                "vectors; add these widths to model.dimensions"
             )
         for name in ("query_max_length", "document_max_length"):
             wanted, most = getattr(self, name), getattr(model, name)
@@ -163,9 +164,9 @@ class StageConfig(Settings):
         self.check_steps(self.steps if self.epochs is None else None)
         if self.batch.policy == "clustered" and not self.batch.in_batch_negatives:
             raise ValueError(
-                f"stage {self.name!r}: the policy 'clustered' puts pairs side by side that are "
-                "hard negatives of each other, but with batch.in_batch_negatives=false they are "
-                "not used; set it to true, or take another policy"
+                f"stage {self.name!r}: the policy 'clustered' puts pairs that are hard negatives "
+                "of each other into the same batch, but batch.in_batch_negatives=false does not "
+                "use them; set in_batch_negatives to true, or set another batch.policy"
             )
         if self.optimizer.loss_learning_rate is not None and not self.loss.parameter_names:
             raise ValueError(
@@ -190,7 +191,8 @@ class StageConfig(Settings):
             raise ValueError(
                 f"stage {self.name!r}: the loss {self.loss.kind!r} reads a teacher's scores of "
                 "hard negatives, but the stage uses no hard negatives; set batch.num_negatives "
-                "above 0, and data.datasets.NAME.mining.teacher where they are not mined yet"
+                "above 0, and set data.datasets.NAME.mining.teacher for data sets whose negatives "
+                "are not mined yet"
             )
         return self
 
@@ -214,5 +216,6 @@ class StageConfig(Settings):
             )
         if len(set(self.teachers)) < len(self.teachers):
             raise ValueError(
-                f"stage {self.name!r}: two of its teachers are the same; name each once"
+                f"stage {self.name!r}: `teachers` names the same teacher twice; name each teacher "
+                "once"
             )

@@ -25,9 +25,9 @@ def check_dataset(stage: StageConfig, dataset: DatasetConfig) -> None:
         )
     if stage.batch.global_pairs == 1 and not hard:
         raise ValueError(
-            f"stages.{stage.name}.batch.global_pairs is 1, and the data set {name!r} "
-            "has no negatives there: the only row of a batch has no other to compare "
-            "with, so its loss is always zero; set it to 2 or more, 64 is usual"
+            f"stages.{stage.name}.batch.global_pairs is 1, and the data set {name!r} provides no "
+            "hard negatives: the only pair of a batch is compared with nothing, so its loss is "
+            "always zero; set batch.global_pairs to 2 or more (64 is usual)"
         )
     if stage.batch.policy == "clustered":
         _check_clusters(stage, dataset)
@@ -48,14 +48,15 @@ def _check_clusters(stage: StageConfig, dataset: DatasetConfig) -> None:
         )
     if dataset.clusters.batch_pairs != pairs:
         raise ValueError(
-            f"{wanted}.batch_pairs {dataset.clusters.batch_pairs} must be batch.global_pairs "
+            f"{wanted}.batch_pairs {dataset.clusters.batch_pairs} must equal batch.global_pairs "
             f"{pairs} of stage {stage.name!r}, which uses these clusters as whole batches"
         )
     if not dataset.in_batch_negatives:
         raise ValueError(
-            f"stage {stage.name!r} has the policy 'clustered', which puts pairs side by side that "
-            f"are hard negatives of each other; the data set {dataset.name!r} leaves them out by "
-            "in_batch_negatives=false"
+            f"stage {stage.name!r} has the policy 'clustered', which puts pairs that are hard "
+            "negatives of each other into the same batch, but "
+            f"data.datasets.{dataset.name}.in_batch_negatives=false does not use them; set it to "
+            "true, or set another batch.policy"
         )
 
 
@@ -75,8 +76,9 @@ def check_similarity(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
     if wanted and not graded and not any(d.source.has_records for d in used):
         raise ValueError(
             f"stage {stage.name!r}: the loss {stage.loss.kind!r} compares graded pairs, but none "
-            f"of its data sets ({', '.join(d.name for d in used)}) has any; name sentences with "
-            f"their similarity by data.datasets.{used[0].name}.source.kind=graded"
+            f"of its data sets ({', '.join(d.name for d in used)}) has graded pairs; to read "
+            "sentence pairs with similarity scores, set "
+            f"data.datasets.{used[0].name}.source.kind=graded"
         )
 
 
@@ -99,8 +101,8 @@ def check_teachers(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
     if not any(d.mining is not None or d.source.has_records for d in used):
         raise ValueError(
             f"stage {stage.name!r}: the loss {loss!r} learns from a teacher's scores, but none of "
-            f"its data sets ({', '.join(d.name for d in used)}) has any; let a teacher mine "
-            f"negatives (data.datasets.{used[0].name}.mining.teacher=…)"
+            f"its data sets ({', '.join(d.name for d in used)}) has such scores; let a teacher "
+            f"mine negatives (data.datasets.{used[0].name}.mining.teacher=…)"
         )
 
 
@@ -132,8 +134,8 @@ def check_negatives_used(dataset: DatasetConfig, using: Sequence[StageConfig]) -
     if origin is not None and not _takes_negatives(using):
         number = dataset.mining.num_negatives if dataset.mining is not None else 7
         raise ValueError(
-            f"data.datasets.{dataset.name}.{origin} gives hard negatives, but every stage that "
-            f"uses the data set ({every}) uses none of them: set "
+            f"data.datasets.{dataset.name}.{origin} provides hard negatives, but no stage that "
+            f"uses the data set ({every}) uses them: set "
             f"stages.{first.name}.batch.num_negatives={number} (it is 0), or "
             f"data.datasets.{dataset.name}.{origin}=null"
         )
@@ -187,7 +189,7 @@ def check_negatives(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
             verb = "mines" if dataset.mining is not None else "draws"
             raise ValueError(
                 f"stage {stage.name!r} uses batch.num_negatives {wanted} for each query, but the "
-                f"data set {dataset.name!r} {verb} {most}; raise "
+                f"data set {dataset.name!r} {verb} only {most}; raise "
                 f"data.datasets.{dataset.name}.{setting} or lower "
                 f"stages.{stage.name}.batch.num_negatives"
             )

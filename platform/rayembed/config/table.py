@@ -165,7 +165,7 @@ def _add_outside(group: str, add: Callable[[EntryPoint, Any], None]) -> dict[str
             add(point, from_outside(point))
         except ConfigError as error:  # runs that want nothing of it go on
             left_out[point.name] = str(error)
-            logger.warning("an extension is left out: %s", error)
+            logger.warning("skipping an extension that cannot be used: %s", error)
     return left_out
 
 
@@ -195,7 +195,7 @@ def _add(table: SettingsTable, found: dict[str, type[Settings]], member: Any, to
         problem = (
             "has no kind" if kind is None else f"has the kind {kind!r}, which another member has"
         )
-        raise ConfigError(f"{table.group}: {told} {problem}; give it one of its own")
+        raise ConfigError(f"{table.group}: {told} {problem}; give it a kind of its own")
     found[kind] = member
 
 

@@ -93,7 +93,7 @@ def check_storage_path(path: str) -> str:
         seen = "a line break or another control character"
     else:
         return path
-    raise ValueError(f"{path!r} holds {seen}; choose a folder of another name")
+    raise ValueError(f"{path!r} contains {seen}; choose a folder with another name")
 
 
 StoragePath = Annotated[Reference, AfterValidator(check_storage_path)]
