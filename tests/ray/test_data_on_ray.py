@@ -152,7 +152,10 @@ def test_teachers_wait_for_the_first_gpu_of_a_cluster_that_begins_without(cluste
 def test_gpus_that_do_not_come_are_an_error_before_a_teacher_works_on_cpus(cluster) -> None:
     now = itertools.count(step=20.0)
     placement = TeacherPlacement(gpus=4, wait_for_nodes_seconds=100)
-    with pytest.raises(PlacementError, match=r"gpus=4 for teachers: no node has a GPU after 100 s"):
+    with pytest.raises(
+        PlacementError,
+        match=r"gpus=4 requests GPUs for teachers, but no node has a GPU after 100 s",
+    ):
         gpus_for(placement, sleep=lambda _: None, clock=lambda: next(now))
     execute = partial(execute_with_ray_data, placement=TeacherPlacement(gpus=4))
     with pytest.raises(PlacementError, match="after 0 s"):
@@ -172,12 +175,12 @@ def test_a_process_that_hangs_is_replaced_and_a_unit_that_always_hangs_is_named(
     told = [
         r.getMessage()
         for r in caplog.records
-        if "another process repeats the unit" in r.getMessage()
+        if "another process repeats the work item" in r.getMessage()
     ]
     named = Counter(
         text.partition(" took longer than placement.unit_seconds=6, so ")[0] for text in told
     )
-    assert named == {"the unit 2": 1, "the unit -1": 3}
+    assert named == {"the work item 2": 1, "the work item -1": 3}
 
 
 def test_units_on_ray_tell_how_far_they_are(cluster) -> None:

@@ -469,7 +469,7 @@ def test_negatives_and_scores_of_tuples_have_their_columns():
         ([{"query": 1j}], "row 0: 'query' is 1j, which is no text, number or list"),
         ([{"query": "a"}, {"n": ["x"]}, {"n": "y"}], "row 2: 'n' is 'y', which does not go"),
         ([{"query": 2**70}], "row 0: 'query' is 1180591620717411303424, which is no text"),
-        ([{7: "a"}], "the column 7 has a name that is no text"),
+        ([{7: "a"}], "the column name 7 is not a string"),
         (pd.DataFrame({"query": ["a", "b", 3]}), "row 2: 'query' is 3, which does not go"),
         (
             pd.DataFrame({"query": ["a", "\ud83d"]}, dtype=object),

@@ -67,7 +67,9 @@ def test_a_setting_of_a_text_or_a_list_takes_a_list_where_it_begins_like_one(tex
 def test_what_is_no_column_is_refused_in_one_line(text):
     run = get_recipe("biencoder")
     setting = f"data.datasets.{run.data.datasets[0].name}.source.negatives"
-    with pytest.raises(ConfigError, match="must be a column, or a list of columns") as caught:
+    with pytest.raises(
+        ConfigError, match="must be the name of a column, or a list of column names"
+    ) as caught:
         override(run, [f"{setting}={text}"])
     assert "\n" not in str(caught.value)
 

@@ -218,7 +218,7 @@ def test_a_file_of_a_finished_plan_is_missed_before_a_step_is_read(part, tmp_pat
         path.rename(folder / "steps-000000001.parquet")
     else:
         path.write_bytes(content[:-1])
-    seen = f"has {len(content) - 1:,} of" if damage == "cut" else "is gone"
+    seen = f"has {len(content) - 1:,} of" if damage == "cut" else "is missing"
     told = rf"file '{path}' of the batch plan {seen}.*Remove the folder '{folder}'"
     with pytest.raises(ArtifactError, match=told):
         planned(part, folder)
@@ -253,7 +253,9 @@ def test_vectors_with_nan_on_disk_are_refused(part, tmp_path):
     assert np.isfinite(vectors.documents(part)).all(), "the control"
     documents[7] = np.nan
     vectors.save(part, queries, documents, known)
-    with pytest.raises(ArtifactError, match=r"has NaN or infinity in 1 of .* Remove it and start"):
+    with pytest.raises(
+        ArtifactError, match=r"has NaN or infinity in 1 of .* Remove the file and start"
+    ):
         vectors.documents(part)
 
 

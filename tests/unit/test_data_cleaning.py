@@ -119,7 +119,7 @@ def test_what_the_benchmarks_hold_decides_and_not_where_it_lies(root: Path, tmp_
 def test_a_data_set_of_which_nothing_stays_is_an_error(root: Path, tmp_path: Path) -> None:
     rows = [json.dumps({"query": text, "positive": "anything"}) for text in EVALUATION]
     (root / "pairs.jsonl").write_text("\n".join(rows))
-    with pytest.raises(DataError, match=r"'own': cleaning leaves none of its 5 rows \(5 × text of"):
+    with pytest.raises(DataError, match=r"'own': cleaning removes all of its 5 rows \(5 × text of"):
         make(root, tmp_path, dataset(cleaning={"overlap": {"tasks": ["evaluation.txt"]}}))
 
 

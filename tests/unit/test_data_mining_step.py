@@ -536,7 +536,7 @@ def test_the_log_tells_what_was_found_and_warns_where_it_is_next_to_nothing(
     rows = by_hand.made_up_rows(12, 4)
     _, manifest = mine(tmp_path / "some", rows, configured(rule={"kind": "top_k"}))
     assert manifest["mined"] > 0
-    told = f"mine d: {manifest['mined']} hard negatives; {manifest['short']} of 12 rows have fewer "
+    told = f"data set d: mined {manifest['mined']} hard negatives; {manifest['short']} of 12 rows "
     assert [m for m in caplog.messages if m.startswith(told)]
     assert not [r for r in caplog.records if r.levelname == "WARNING"]
 
@@ -550,9 +550,10 @@ def test_the_log_tells_what_was_found_and_warns_where_it_is_next_to_nothing(
     share = round(100 * manifest["refused"]["by the rule"] / manifest["candidates"])
     assert share > 50
     told = (
-        "mine d: 0 hard negatives; 12 of 12 rows have fewer than requested, 12 have none; "
+        "data set d: mined 0 hard negatives; 12 of 12 rows have fewer negatives than requested and "
+        "12 rows have none; "
         f"the mining rule refused {share} %"
     )
     assert [m for m in caplog.messages if m.startswith(told)]
     (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert "more than half of the rows have no negative (refused: " in warning
+    assert "more than half of the rows have no mined negative (refused candidates: " in warning

@@ -357,7 +357,7 @@ def test_errors_before_anything_is_written(tmp_path: Path, parts) -> None:
         write(target, bare, config(weights={"a": 1}, in_batch_negatives=False))
     many = {"a": parts_of(tmp_path / "many", records("a", 48, languages=5)), "b": parts["b"]}
     with pytest.raises(
-        DataError, match=r"one language .* none has that many rows \(rows in all: 'a' 48\)"
+        DataError, match=r"one language .* no language has that many rows \(.*: 'a' 48\)"
     ):
         write(target, {"a": many["a"]}, config(weights={"a": 1}, policy="homogeneous"))
     settings = config(policy="clustered")
@@ -409,7 +409,9 @@ def test_small_languages_are_rejected_and_counted(tmp_path: Path, caplog) -> Non
     assert told["rejected"] == {"fewer rows of its language than a batch": 14}
     assert told["rows"] == 30 + 12
     assert {of["language"] for of in told["languages"]} == {"l0", "l1", None}
-    assert "14 rows of a are in languages with fewer rows than a batch of 12" in caplog.text
+    assert (
+        "14 rows of data set a are in languages with fewer rows than a batch of 12" in caplog.text
+    )
     assert "es, fr" in caplog.text
     assert {r.language for rows in rows_of(made) for r in rows} == {"l0", "l1", None}
 
@@ -442,7 +444,7 @@ def test_clustered_batches_keep_rows_that_learn_from_nothing(tmp_path: Path, cap
     settings = config(weights={"a": 1}, policy="clustered", num_negatives=0)
     made = write(tmp_path / "plan", parts, settings)
     assert {r.id for rows in rows_of(made) for r in rows} == {r.id for r in rows}
-    assert "1 of 24 rows of a have no hard negatives and learn from nothing" in caplog.text
+    assert "1 of 24 rows of data set a have no hard negatives and give no training" in caplog.text
 
 
 def test_a_data_set_without_steps_is_told(tmp_path: Path, parts, caplog) -> None:

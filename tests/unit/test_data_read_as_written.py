@@ -561,7 +561,7 @@ def test_lists_of_json_are_read_also_with_space_around_them(tmp_path):
 )
 def test_an_array_in_jsonl_is_told_as_in_json(content, tmp_path):
     (tmp_path / "a.jsonl").write_text(content)
-    with pytest.raises(DataError, match=r"one JSON array; expected is JSONL"):
+    with pytest.raises(DataError, match=r"one JSON array, but must be JSONL"):
         made_records(tmp_path / "out", {"kind": "pairs", "path": str(tmp_path / "a.jsonl")})
     (tmp_path / "b.jsonl").write_text('[["q"], ["p"]]\n[["r"], ["s"]]\n')
     (piece,) = list_pieces(str(tmp_path / "b.jsonl"))
@@ -622,7 +622,7 @@ def test_a_score_without_end_is_none(score, tmp_path):
         tmp_path / "out", {"kind": "sts", "path": path, "max_rejected_share": 1}
     )
     assert len(records) == 2
-    assert made.manifest["rejected"] == {"column 'score' is no number": 1}
+    assert made.manifest["rejected"] == {"column 'score' is not a number": 1}
 
 
 def test_bytes_are_told_as_such(tmp_path):

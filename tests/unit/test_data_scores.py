@@ -62,7 +62,10 @@ def test_every_graded_pair_is_a_record_with_its_similarity(tmp_path) -> None:
         ("c", ("d",), 0.5),
         ("e", ("f",), 0.0),
     ]
-    assert made.manifest["rejected"] == {"no sentence": 1, "score outside of 0 to 5": 1}
+    assert made.manifest["rejected"] == {
+        "a sentence is missing or empty": 1,
+        "the score is outside of 0 to 5": 1,
+    }
     wide, _ = made_records(tmp_path / "out", graded_file(tmp_path) | {"lowest": -6, "highest": 10})
     assert [r.similarity for r in wide] == pytest.approx([11 / 16, 8.5 / 16, 6 / 16, 11.1 / 16])
     with pytest.raises(ConfigError, match="lowest 5 must be below highest 5"):
@@ -118,7 +121,7 @@ def test_a_plan_carries_the_column_only_where_the_loss_asks_for_it(tmp_path) -> 
 def test_rows_without_any_negative_learn_from_each_other_by_their_similarity(tmp_path) -> None:
     made = parts(tmp_path / "parts", True)
     config = PlanConfig({"d": 1.0}, 4, 0, 3, 0, in_batch_negatives=False)
-    with pytest.raises(DataError, match="could learn from nothing"):
+    with pytest.raises(DataError, match="could learn nothing"):
         write_plan(str(tmp_path / "a"), made, config)
     plan = write_plan(str(tmp_path / "b"), made, replace(config, columns=("similarity",)))
     assert len({r.id for step in range(3) for r in plan.read(step)}) == 12

@@ -158,11 +158,11 @@ def test_labels_of_all_types_and_rows_that_give_no_record(tmp_path: Path) -> Non
     assert {r.label for r in records} == {"true", "false"}
     assert len(records) == 6
     assert manifest["rejected"] == {
-        "column 'label' holds several values": 1,
+        "column 'label' contains a list, not one value": 1,
         "column 'text' is not a text": 1,
         "has a held-out text": 1,
-        "no class": 2,
-        "no text": 1,
+        "the class is missing": 2,
+        "the text is missing or empty": 1,
         "only example of its class": 1,
     }
     assert "held out" not in {r.positives[0] for r in records}
@@ -219,5 +219,7 @@ def test_a_text_kept_for_another_class_is_not_counted_as_its_own_example(tmp_pat
 @pytest.mark.parametrize("form", ["example", "label"])
 def test_rows_without_any_class_are_rejected_rows(form: str, tmp_path: Path) -> None:
     content = [{"text": f"text {i}", "label": ""} for i in range(5)]
-    with pytest.raises(DataError, match=r"'own' is empty: .* 5 rows, none usable \(5 × no class"):
+    with pytest.raises(
+        DataError, match=r"'own' is empty: .* 5 rows, none usable \(5 × the class is missing"
+    ):
         made(tmp_path, content, label_form=form)

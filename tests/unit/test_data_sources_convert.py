@@ -59,7 +59,9 @@ def test_patterns_folders_and_names_of_origins(tmp_path: Path) -> None:
     ]
     assert names(whole)[0] == "deep/er/train-9.jsonl"
     assert names(f"{whole}/test-0.jsonl") == ["test-0.jsonl"]
-    with pytest.raises(DataError, match=r"no file matches; the folder has .*test-0.jsonl"):
+    with pytest.raises(
+        DataError, match=r"no file matches the pattern; the folder contains .*test-0.jsonl"
+    ):
         list_pieces(f"{whole}/dev-*.jsonl")
     with pytest.raises(DataError, match=r"no such file, and the folder .*nowhere' is not there"):
         list_pieces(f"{tmp_path}/nowhere/*.jsonl")
@@ -206,8 +208,8 @@ def test_sentences_that_are_similar_enough_ask_for_each_other(tmp_path: Path) ->
         ("d", "c"),
     ]
     assert made.manifest["rejected"] == {
-        "column 'score' is no number": 1,
-        "no sentence": 1,
+        "column 'score' is not a number": 1,
+        "a sentence is missing or empty": 1,
         "not similar": 2,
     }, "two of six are bad, two more are only not similar"
     with pytest.raises(DataError, match="2 of 6 rows"):
@@ -292,7 +294,7 @@ def test_names_of_relations_and_bad_rows_of_inference(
     assert (record.positives, record.negatives[0].text) == (("yes",), "no")
     assert record.language == "en"
     assert made.manifest["rejected"] == {
-        "column 'gold' holds several values": 1,
+        "column 'gold' contains a list, not one value": 1,
         "column 's2' is not a text": 1,
         "has a held-out text": 1,
         "no premise": 1,
@@ -494,7 +496,9 @@ def test_a_file_that_is_one_array_is_told_to_be_none_of_rows(indent, name, tmp_p
     rows = [{"query": "q", "positive": "p"}, {"query": "r", "positive": "s"}]
     (tmp_path / name).write_bytes(pack(json.dumps(rows, indent=indent).encode()))
     (piece,) = list_pieces(str(tmp_path / name))
-    with pytest.raises(DataError, match=r"one JSON array; expected is JSONL, one row on each line"):
+    with pytest.raises(
+        DataError, match=r"one JSON array, but must be JSONL with one row on each line"
+    ):
         next(read_rows(piece))
     for lines in ('["q", "p"]\n["r", "s"]\n', '{"query": "q"}\n'):
         (tmp_path / name).write_bytes(pack(lines.encode()))

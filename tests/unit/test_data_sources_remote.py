@@ -129,7 +129,9 @@ def test_what_the_hub_does_not_give(hub: DatasetHub, monkeypatch: pytest.MonkeyP
         list_pieces("hf://datasets/org/pairs@v9")
     with pytest.raises(AssetError, match=r"EntryNotFound"):
         list_pieces("hf://datasets/org/pairs@main/data/none.parquet")
-    with pytest.raises(DataError, match=r"no file matches; the folder has .*train-00000"):
+    with pytest.raises(
+        DataError, match=r"no file matches the pattern; the folder contains .*train-00000"
+    ):
         list_pieces("hf://datasets/org/pairs@main/data/dev-*")
     with pytest.raises(AssetError, match=r"GatedRepo.*HF_TOKEN"):
         list_pieces("hf://datasets/org/gated@main")

@@ -250,7 +250,7 @@ def test_documents_without_a_pair_are_told_and_tolerated(tmp_path: Path) -> None
     _, told = converted(tmp_path / "out", dataset(write(tmp_path / "a.jsonl", rows)))
     assert told["rejected"] == {"no rule gives a pair": 30}
     empty = [*documents(20), {"title": "x", "text": ""}]
-    with pytest.raises(DataError, match="no text"):
+    with pytest.raises(DataError, match="the text is missing or empty"):
         converted(tmp_path / "out", dataset(write(tmp_path / "b.jsonl", empty)))
 
 
@@ -351,7 +351,7 @@ def test_texts_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
     (tmp_path / "in" / "latin.txt").write_bytes(latin)
     source = {"kind": "structure", "path": path, "max_rejected_share": 0.1}
     _, told = converted(tmp_path / "out", dataset(path, source=source))
-    assert told["rejected"] == {"no text": 1, "not UTF-8": 1}
+    assert told["rejected"] == {"the text is missing or empty": 1, "not UTF-8": 1}
     assert {e["reason"]: e["row"] for e in told["examples"]}["not UTF-8"].startswith("latin.txt: ")
     (tmp_path / "in" / "empty.txt").unlink()
     source |= {"encoding": "latin-1"}

@@ -172,7 +172,7 @@ def test_columns_that_are_read_and_that_are_not_are_logged_before_work(
     asked = [{**row, "wrong_answer": "a text", "positve": "another"} for row in BARE]
     written(tmp_path / "rows.jsonl", asked)
     check_files_at_hand(make_run(tmp_path, path="rows.jsonl"))
-    line = "brings: the columns query, positive are read, wrong_answer, positve ignored"
+    line = "brings: reading the columns query, positive; ignoring the columns wrong_answer, positve"
     assert caplog.text.count(line) == 1
     written(tmp_path / "bare.jsonl", BARE)
     caplog.clear()

@@ -295,7 +295,7 @@ def test_all_bad_rows_are_counted_with_the_first_examples(tmp_path):
         "1 × qrels/test: document is not in the corpus (query 'q1', document 'd99')",
         "2 × qrels/test: query is not among the queries ('q9', 'q4')",
         "1 × qrels/test: score is no whole number (test.tsv#",
-        "1 × qrels/test: column 'score' is no number (test.tsv#",
+        "1 × qrels/test: column 'score' is not a number (test.tsv#",
         "1 × qrels/test: another grade for the same pair (test.tsv#",
         "1 × qrels/test: no query-id or no corpus-id (test.tsv#",
     ):

@@ -161,7 +161,7 @@ def test_several_labels_of_a_text(task, tmp_path: Path) -> None:
     task(AbsTaskMultilabelClassification, "MultilabelClassification", splits(columns, features))
     records, manifest = records_of(tmp_path, label_form="label", max_rejected_share=0.3)
     assert [(r.query, r.label) for r in records] == [("a", "x"), ("b", "x"), ("d", "z")]
-    assert manifest["rejected"] == {"column 'label' holds several values": 1}
+    assert manifest["rejected"] == {"column 'label' contains a list, not one value": 1}
 
 
 def test_clusters_by_rows_by_sets_and_by_levels(task, tmp_path: Path) -> None:

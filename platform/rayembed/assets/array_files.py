@@ -22,7 +22,7 @@ _ONE_AT_A_TIME = threading.Lock()
 """Lock for reading headers with NumPy: it has Python parse them, of which two threads at a time end
 in a SystemError now and then (CPython's issue 106905; seen with 3.11.7)."""
 
-REMEDY = "Remove it and start the job again, which makes it again"
+REMEDY = "Remove the file and start the job again, which writes the file again"
 
 
 def save_array(path: str, array: np.ndarray) -> None:

@@ -111,7 +111,7 @@ def with_planned_steps(run: Run, plans: Mapping[str, str]) -> Run:
         rows = sum(of["rows"] for of in plan.manifest["datasets"].values())
         counted[stage.name] = plan.num_steps
         log.info(
-            "stage %s: %s of %d records, in batches of %d, are %d steps",
+            "stage %s: %s of %d records in batches of %d records take %d steps",
             *(stage.name, stage.length, rows, plan.global_pairs, plan.num_steps),
         )
     return _with_steps(run, counted)

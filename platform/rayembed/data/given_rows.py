@@ -51,7 +51,10 @@ def table_of_rows(rows: Rows) -> pa.Table:
     """Convert the rows to a table with every column that any row has; see `rows_file`."""
     if isinstance(rows, Mapping) and hasattr(rows, "with_format"):  # datasets.DatasetDict
         names = ", ".join(map(repr, rows))
-        raise DataError(f"rows has several splits ({names}); give one of them, as in rows['train']")
+        raise DataError(
+            f"rows is a data set with several splits ({names}); pass one of them, such as "
+            "rows['train']"
+        )
     if hasattr(rows, "column_names") and hasattr(rows, "with_format"):  # datasets.Dataset
         table = rows.with_format("arrow")[:] if hasattr(rows, "__len__") else None
         table = _of_python(list(rows)) if table is None else table
@@ -65,7 +68,7 @@ def table_of_rows(rows: Rows) -> pa.Table:
             f"not {type(rows).__name__}"
         )
     if not table.num_rows:
-        raise DataError("there are no rows: the list or table is empty")
+        raise DataError("rows is empty: the list or table has no rows")
     _check_lists(table)
     plain = [
         field.with_type(pa.string()) if pa.types.is_large_string(field.type) else field
@@ -93,8 +96,8 @@ def _of_python(rows: Sequence[Any]) -> pa.Table:
         kinds = Mapping if isinstance(rows[0], Mapping) else (tuple, list)
         if not isinstance(row, kinds) or isinstance(row, str):
             raise DataError(
-                f"row {number} is {_shown(row)}; rows must be tuples such as (query, positive), "
-                "or all of them dicts"
+                f"row {number} is {_shown(row)}; either all rows must be tuples such as (query, "
+                "positive), or all must be dicts"
             )
     if not rows or isinstance(rows[0], Mapping):
         return _of_dicts(rows)
@@ -133,9 +136,7 @@ def _of_dicts(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     names = list(dict.fromkeys(name for row in rows for name in row))
     other = next((name for name in names if not isinstance(name, str)), None)
     if other is not None:
-        raise DataError(
-            f"the column {other!r} has a name that is no text; give it a text as its name"
-        )
+        raise DataError(f"the column name {other!r} is not a string; use strings as column names")
     columns = {}
     for name in names:
         cells = [row.get(name) for row in rows]
@@ -166,7 +167,8 @@ def _column(name: str, cells: Any, rows: int, convert: Callable[[int, int], pa.A
         told = f"row {row}: {name!r} is {_shown(cells[row])}" if row < rows else f"column {name!r}"
         if isinstance(error, UnicodeError):
             raise DataError(
-                f"{told}, with half of a surrogate pair, which is not valid Unicode"
+                f"{told}: it contains half of a surrogate pair, which is not valid Unicode; "
+                "repair or remove it"
             ) from None
         why = "does not go with the rows above; a column holds values of one kind"
         if row < rows and not _goes(convert, row, row + 1):
@@ -205,7 +207,7 @@ def _check_is_no_list(item: Any, number: int) -> None:
     if isinstance(item, str) and looks_like_list(item):
         raise DataError(
             f"row {number}: the negatives are {_shown(item)}, a list that was written as a text; "
-            "convert it to a list first, by json.loads or ast.literal_eval"
+            "convert it to a list first, with json.loads or ast.literal_eval"
         )
 
 

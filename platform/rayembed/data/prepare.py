@@ -180,7 +180,7 @@ def _check_teachers_take(dataset: DatasetConfig, records: DatasetArtifact) -> No
         step = dataset.steps[0].kind
         raise DataError(
             f"data set {dataset.name!r}: its records are graded pairs, which may be dissimilar, "
-            f"and {step} treats every pair as a query and its positive; set "
+            f"but {step} treats every pair as a query and its positive; set "
             f"data.datasets.{dataset.name}.{step}=null"
         )
 
@@ -199,6 +199,6 @@ def _check_grades(run: Run, prepared: Mapping[str, DatasetArtifact]) -> None:
                 raise DataError(
                     f"stage {stage.name!r}: records of the data set {dataset.name!r} are graded "
                     f"pairs, some of them dissimilar, but the loss {stage.loss.kind!r} would "
-                    "treat all as positives; take a loss over graded pairs (cosent), or prepare "
-                    "them by a source of the kind sts, which keeps only similar pairs"
+                    "treat all as positives; use a loss over graded pairs (cosent), or prepare "
+                    "the records with a source of kind 'sts', which keeps only similar pairs"
                 )

@@ -102,7 +102,7 @@ def clean(
         if not left:
             told = ", ".join(f"{count} × {reason}" for reason, count in dropped.items() if count)
             raise DataError(
-                f"data set {name!r}: cleaning leaves none of its {len(keep)} rows ({told}); see "
+                f"data set {name!r}: cleaning removes all of its {len(keep)} rows ({told}); see "
                 f"{folder}/removed and loosen data.datasets.{name}.cleaning"
             )
         wanted = dataset.num_samples

@@ -140,8 +140,9 @@ def _tasks(name: str) -> list[Any]:
             known = [benchmark.name for benchmark in mteb.get_benchmarks()]
             known += [task.metadata.name for task in mteb.get_tasks()]
             raise ConfigError(
-                f"cleaning.overlap.tasks = {name!r}: neither an mteb task or benchmark nor a "
-                f"file with one of the endings {', '.join(_FILES)}; {nearest(name, known)}"
+                f"cleaning.overlap.tasks names {name!r}, which is neither an mteb task or "
+                f"benchmark nor a file that ends with one of {', '.join(_FILES)}; "
+                f"{nearest(name, known)}"
             ) from None
     return [part for task in tasks for part in getattr(task, "tasks", None) or [task]]
 

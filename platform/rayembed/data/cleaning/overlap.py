@@ -118,14 +118,15 @@ def find_overlap(
     positions, removed = np.concatenate(gone), np.concatenate(negatives)
     contained = sum(int(result.get("contained", 0)) for result in results)
     log.info(
-        "benchmark texts in data set %s: %d of %d rows are removed",
+        "data set %s: removing %d of %d rows, because they are or contain benchmark texts",
         name,
         len(positions),
         int(keep.sum()),
     )
     if config.negatives:
         log.info(
-            "benchmark texts in data set %s: %d hard negatives are removed from the rows that stay",
+            "data set %s: removing %d hard negatives from the remaining rows, because they are or "
+            "contain benchmark texts",
             name,
             len(removed),
         )
@@ -193,7 +194,8 @@ def drop_overlap(working: str, name: str, config: Overlap, root: str, path: str)
     left = table.filter(pa.array([match is None for match in found], pa.bool_()))
     gone = len(table) - len(left)
     log.info(
-        "benchmark texts in data set %s: %d of %d example texts of classes are removed",
+        "data set %s: removing %d of %d example texts of classes, because they are or contain "
+        "benchmark texts",
         name,
         gone,
         len(table),

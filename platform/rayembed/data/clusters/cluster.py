@@ -102,7 +102,7 @@ def _cluster(
     if count < config.batch_pairs:
         raise DataError(
             f"data set {dataset.name!r} has {count} rows, fewer than one batch of "
-            f"clusters.batch_pairs {config.batch_pairs}; lower it or add rows"
+            f"clusters.batch_pairs {config.batch_pairs}; lower clusters.batch_pairs or add rows"
         )
     _tell_cost(dataset.name, cost, config)
     teacher = writer.settled(context, config)
@@ -148,8 +148,9 @@ def _cluster(
 def _tell_cost(name: str, cost: ClusterCost, config: ClusterConfig) -> None:
     """Log the estimated cost of clustering, with warnings where it is high."""
     log.info(
-        "clusters of data set %s: %s clusters, formed in %d step%s, k-means over %s pairs; "
-        "estimated inner products: %.1e for k-means, %.1e to assign pairs, %.1e to order clusters",
+        "clusters of data set %s: %s clusters, formed in %d step%s, with k-means over %s pairs; "
+        "estimated numbers of inner products: %.1e for k-means, %.1e to assign pairs, %.1e to "
+        "order clusters",
         *(name, f"{cost.clusters:,}", cost.levels, "s" * (cost.levels > 1), f"{cost.sample:,}"),
         *(cost.kmeans_products, cost.assignment_products, cost.tour_products),
     )

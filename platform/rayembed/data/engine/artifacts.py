@@ -258,11 +258,11 @@ def open_artifact(folder: str, advice: str | None = None) -> DatasetArtifact:
     """
     path = join(folder, MANIFEST)
     if advice is None:
-        advice = f"Remove the folder {folder!r}; the job that made it makes it again"
+        advice = f"Remove the folder {folder!r}; the job that wrote it writes it again"
     manifest = read_json(path, advice)
     if not manifest.keys() >= _NEEDED:
         raise ArtifactError(
-            f"the file {path!r} is not the manifest of a folder of records, which must have "
-            f"{', '.join(sorted(_NEEDED))}. {advice}"
+            f"the file {path!r} is not the manifest of a folder of records: a manifest must have "
+            f"the entries {', '.join(sorted(_NEEDED))}. {advice}"
         )
     return DatasetArtifact(folder, manifest)

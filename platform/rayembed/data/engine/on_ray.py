@@ -82,7 +82,7 @@ def node_precision(device: str, wanted: Mapping[str, float]) -> Precision:
         precision = auto_precision(device)
         logger.warning(
             "no node had the resources %s free within %d s to report its fastest number type; "
-            "using that of this machine: %s",
+            "using the number type of this machine instead: %s",
             *(dict(wanted), _ANSWER_SECONDS, precision),
         )
     return precision
@@ -190,9 +190,10 @@ def gpus_for(
         ray_sdk.request_resources(bundles=[])
     if not _gpus():
         raise PlacementError(
-            f"placement.gpus={wanted} for teachers: no node has a GPU after {seconds:g} s. Raise "
-            "placement.wait_for_nodes_seconds on a cluster that adds nodes, add nodes with GPUs, "
-            "or set placement.use_gpu=false (and placement.gpus=0 in a data job) to work on CPUs"
+            f"placement.gpus={wanted} requests GPUs for teachers, but no node has a GPU after "
+            f"{seconds:g} s. Raise placement.wait_for_nodes_seconds on a cluster that adds nodes, "
+            "add nodes with GPUs, or set placement.use_gpu=false (and placement.gpus=0 in a data "
+            "job) to compute on CPUs"
         )
     return max(wanted, _gpus())
 

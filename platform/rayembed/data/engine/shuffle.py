@@ -221,7 +221,7 @@ def _segment_bytes(path: str, bucket: int) -> bytes:
 
 def _check_order(*places: int) -> None:
     if list(places) != sorted(places):
-        raise ValueError(f"its table of segment offsets is broken: {places}")
+        raise ValueError(f"the segment offsets in the file must not decrease, but are {places}")
 
 
 def _rows_of(segment: bytes, path: str) -> pa.Table | None:

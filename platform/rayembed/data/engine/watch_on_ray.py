@@ -225,7 +225,7 @@ def _late(answer: Any, number: int) -> list[int]:
     except ray.exceptions.RayError as error:
         # Work goes on without a watch.
         log.warning(
-            "slow units of work are not reported, since the actor that watches them does not "
+            "slow work items are not reported, because the actor that watches them does not "
             "respond: %s",
             error,
         )
@@ -271,7 +271,7 @@ def _look(guard: Guard, stop: threading.Event, listener: Listener | None) -> Non
             running: list[Running] = ray.get(guard.watch.running.remote(guard.execution))
         except (ray.exceptions.RayError, RuntimeError) as error:
             # Whoever waits for results hears what the cluster has.
-            log.debug("cannot ask which units of work are slow: %s", error)
+            log.debug("cannot ask which work items are slow: %s", error)
             continue
         if listener is not None:
             listener(sum(unit.share for unit in running))
@@ -281,7 +281,8 @@ def _look(guard: Guard, stop: threading.Event, listener: Listener | None) -> Non
                     _end(guard, unit)
                 except (ray.exceptions.RayError, RuntimeError) as error:
                     log.warning(
-                        "cannot kill the process of the unit %s, which exceeds the time limit: %s",
+                        "cannot kill the process of the work item %s, which exceeds the time "
+                        "limit: %s",
                         unit.name,
                         error,
                     )
@@ -317,8 +318,8 @@ def _end(guard: Guard, unit: Running) -> None:
     ray.get(guard.watch.count_late.remote(guard.execution, unit, ended=ended))
     if ended:
         log.warning(
-            "the unit %s took longer than placement.unit_seconds=%g, so its process %d on node %s "
-            "is killed, and another process repeats the unit",
+            "the work item %s took longer than placement.unit_seconds=%g, so rayembed kills its "
+            "process %d on node %s, and another process repeats the work item",
             *(unit.name, guard.limit_seconds, process, node[:8]),
         )
 

@@ -98,7 +98,7 @@ def run_resumable(
     missing = [item for item in items if item.key not in made]
     if made:
         log.info(
-            "%s: reusing the results of %d of %d units from an earlier try",
+            "%s: reusing the results of %d of %d work items from an earlier try",
             what,
             len(items) - len(missing),
             len(items),

@@ -129,14 +129,12 @@ def _check_enough(dataset: DatasetConfig, chosen: HeldOutRows, total: int | None
     if count >= MIN_DOCUMENTS:
         return
     setting = f"data.datasets.{dataset.name}.held_out"
-    off = (
-        f"set {setting}=null and evaluation.guard=null to train on all rows without scores of them"
-    )
+    off = f"set {setting}=null and evaluation.guard=null to train on all rows without scoring any"
     if total is None:
         raise DataError(
-            f"data set {dataset.name!r}: its held-out rows have {count} distinct documents, and "
-            f"retrieval among fewer than {MIN_DOCUMENTS} gives no meaningful score; hold out more "
-            f"groups or ids ({setting}), or {off}"
+            f"data set {dataset.name!r}: its held-out rows have {count} distinct documents, but "
+            f"retrieval among fewer than {MIN_DOCUMENTS} documents gives no meaningful score; "
+            f"hold out more groups or ids ({setting}), or {off}"
         )
     advice = "it needs more rows"
     if total >= 2 * MIN_DOCUMENTS:
@@ -147,6 +145,6 @@ def _check_enough(dataset: DatasetConfig, chosen: HeldOutRows, total: int | None
             advice = f"raise {setting}.max_queries to at least {MIN_DOCUMENTS}"
     raise DataError(
         f"data set {dataset.name!r} has {total} distinct documents, of which {count} would be "
-        f"held out, and retrieval among fewer than {MIN_DOCUMENTS} gives no meaningful score; "
-        f"{advice}, or {off}"
+        f"held out, but retrieval among fewer than {MIN_DOCUMENTS} documents gives no meaningful "
+        f"score; {advice}, or {off}"
     )

@@ -255,9 +255,9 @@ def _check_is_handed_on(name: str, source: Source, held_out: HeldOut | None) -> 
     if isinstance(held_out, HeldOutGroups | HeldOutIds):
         setting = f"data.datasets.{name}.held_out"
         raise ConfigError(
-            f"{setting}.kind {held_out.kind!r}: the records at {source.place!r} have a held-out "
-            f"part already, so no other one can be chosen; set {setting}.kind=fraction to score "
-            f"that part, or {setting}=null to score no part of them"
+            f"{setting}.kind {held_out.kind!r}: the records at {source.place!r} already have a "
+            f"held-out part, so another one cannot be chosen; set {setting}.kind=fraction to "
+            f"score the existing part, or {setting}=null to score none"
         )
 
 
@@ -267,10 +267,10 @@ def _checked_version(part: DatasetArtifact, source: Source) -> DatasetArtifact:
     """
     if (code := part.manifest["inputs"].get("code")) != CODE_VERSION:
         raise ArtifactError(
-            f"the held-out part {part.folder!r} of the records at {source.place!r} compares texts "
-            f"by version {code} of the hashes, but this program uses version {CODE_VERSION}: "
-            "prepare these records again, with a new storage_path or after removing their folder "
-            f"{source.place!r}"
+            f"the held-out part {part.folder!r} of the records at {source.place!r} identifies "
+            f"texts by version {code} of rayembed's text hashes, but this program uses version "
+            f"{CODE_VERSION}: prepare these records again, with a new storage_path or after "
+            f"removing their folder {source.place!r}"
         )
     return part
 

@@ -211,7 +211,7 @@ def _accept(corpus: settings.Corpus, results: Sequence[Result]) -> None:
     good = (_DUPLICATE, HELD_OUT_TEXT)
     bad = sum(count for reason, count in rejected.items() if reason not in good)
     if not documents:
-        raise DataError(f"the corpus {corpus.path!r} has no documents in {rows} rows: {counts}")
+        raise DataError(f"the corpus {corpus.path!r} has no documents in its {rows} rows: {counts}")
     if bad > DEFAULT_REJECTED_SHARE * rows:
         raise DataError(
             f"the corpus {corpus.path!r}: {bad} of {rows} rows have no document in column "

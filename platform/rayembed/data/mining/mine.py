@@ -229,15 +229,15 @@ def _tell(made: DatasetArtifact) -> None:
         much = measured["recall"] < _LOW_RECALL
         log.log(
             logging.WARNING if much else logging.INFO,
-            "mine %s: the search by %s finds %.1f %% of the %d best candidates of %d queries%s",
+            "data set %s: the search by %s finds %.1f %% of the %d best candidates of %d queries%s",
             *(told["dataset"], told["search"]["kind"], 100 * measured["recall"]),
             *(measured["candidates"], measured["queries"]),
             "; raise mining.search.probes or mining.search.ef_search" if much else "",
         )
     rows, none, candidates = told["rows_in"], told["without_negatives"], told["candidates"]
     log.info(
-        "mine %s: %s hard negatives; %s of %s rows have fewer than requested, %s have none; the "
-        "mining rule refused %.0f %% of %s candidates",
+        "data set %s: mined %s hard negatives; %s of %s rows have fewer negatives than requested "
+        "and %s rows have none; the mining rule refused %.0f %% of %s candidates",
         told["dataset"],
         *(f"{count:,}" for count in (told["mined"], told["short"], rows, none)),
         100 * told["refused"].get("by the rule", 0) / max(candidates, 1),
@@ -246,10 +246,10 @@ def _tell(made: DatasetArtifact) -> None:
     if 2 * none > rows:
         reasons = ", ".join(f"{count:,} × {reason}" for reason, count in told["refused"].items())
         log.warning(
-            "mine %s: more than half of the rows have no negative (refused: %s); loosen "
-            "mining.rule, raise mining.candidates or take another teacher",
+            "data set %s: more than half of the rows have no mined negative (refused candidates: "
+            "%s); loosen mining.rule, raise mining.candidates or choose another teacher",
             told["dataset"],
-            reasons or "nothing, there were too few candidates",
+            reasons or "none, because there were too few candidates",
         )
 
 

@@ -221,9 +221,9 @@ def _load(reference: str, weights: str, max_length: int, device: str, dtype: Dty
         if len(bad):
             query, text = pairs[bad[0]]
             raise DataError(
-                f"the cross-encoder {reference!r} gives {scores[bad[0]]} for {len(bad)} of "
-                f"{len(pairs)} pairs, the first: {query[:200]!r} and {text[:200]!r}; take another "
-                "model"
+                f"the cross-encoder {reference!r} gives scores such as {scores[bad[0]]} for "
+                f"{len(bad)} of {len(pairs)} pairs; the first such pair is {query[:200]!r} and "
+                f"{text[:200]!r}. Choose another cross-encoder"
             )
         return scores
 

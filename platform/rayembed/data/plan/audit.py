@@ -258,7 +258,7 @@ def folders_of(plan: BatchPlan) -> dict[str, tuple[DatasetArtifact, ...]]:
     if missing:
         raise ArtifactError(
             f"the batch plan {plan.folder!r} does not record the folders of its data set "
-            f"{missing[0]!r}; only plans that `prepare` wrote do"
+            f"{missing[0]!r}; only batch plans that `prepare` wrote record them"
         )
     storage = root_of(plan.folder)
     return {name: _chain(storage, name, str(found)) for name, found in inputs.items()}

@@ -67,8 +67,8 @@ class StepFiles:
             step
         }:
             raise ArtifactError(
-                f"the file {path!r} of the batch plan does not have step {step} at its position. "
-                f"{remedy(path)}"
+                f"the file {path!r} of the batch plan does not contain the rows of step {step} at "
+                f"the expected position. {remedy(path)}"
             )
         return table.drop_columns(["step", "slot"])
 
@@ -116,12 +116,14 @@ def read_manifest(folder: str, version: int, kind: str | None = None) -> dict[st
     """
     path = join(folder, MANIFEST)
     if not exists(path):
-        raise ArtifactError(f"there is no finished batch plan in {folder!r}: no {MANIFEST}")
+        raise ArtifactError(
+            f"there is no finished batch plan in {folder!r}: the file {MANIFEST} is missing"
+        )
     manifest = read_json(path, remedy(path))
     if manifest.get("code") != version or manifest.get("kind") != kind:
         raise ArtifactError(
-            f"the batch plan {folder!r} is of another kind, or of layout version "
-            f"{manifest.get('code')!r} while this program reads version {version}. {remedy(path)}"
+            f"the batch plan {folder!r} has another kind, or layout version "
+            f"{manifest.get('code')!r} where this program reads version {version}. {remedy(path)}"
         )
     return manifest
 
@@ -136,7 +138,7 @@ def check_files(folder: str, manifest: Mapping[str, Any]) -> None:
     there = file_sizes(folder, recursive=False)
     for name, size in manifest[FILES].items():
         if there.get(name) != size:
-            seen = f"has {there[name]:,} of {size:,} bytes" if name in there else "is gone"
+            seen = f"has {there[name]:,} of {size:,} bytes" if name in there else "is missing"
             path = join(folder, name)
             raise ArtifactError(f"the file {path!r} of the batch plan {seen}. {remedy(path)}")
 
@@ -241,8 +243,8 @@ class BatchPlan:
         """
         if self.global_pairs % num_workers:
             raise DataError(
-                f"{num_workers} workers cannot share batches of {self.global_pairs} pairs equally; "
-                f"take a number of workers that divides {self.global_pairs}"
+                f"{num_workers} workers cannot share batches of {self.global_pairs} pairs "
+                f"equally; use a number of workers that divides {self.global_pairs}"
             )
         if not (0 <= step < self.num_steps and 0 <= worker < num_workers):
             raise DataError(

@@ -140,7 +140,7 @@ def usable_rows(
     found = {}
     for number, name in enumerate(sorted(config.weights)):
         if not sum(part.rows for part in parts[name]):
-            raise DataError(f"data set {name!r} is empty: it has no usable row")
+            raise DataError(f"data set {name!r} has no usable row")
         if config.policy == "clustered":
             found[name] = _of_whole_batches(name, parts[name], config, batch_pairs.get(name))
             continue
@@ -151,8 +151,8 @@ def usable_rows(
         counts = ", ".join(f"{name!r} {of.total}" for name, of in found.items())
         raise DataError(
             f"stage {config.key!r} fills each batch of {config.global_pairs} pairs from one "
-            f"language of one data set, but none has that many rows (rows in all: {counts}); "
-            "lower batch.global_pairs, add rows or take policy 'blended'"
+            "language of one data set, but no language has that many rows (all rows of each data "
+            f"set: {counts}); lower batch.global_pairs, add rows, or set batch.policy to 'blended'"
         )
     total = sum(usable.count for usable in found.values())
     if total < config.global_pairs:
@@ -258,9 +258,9 @@ def _check_negatives(usable: Mapping[str, UsableRows], config: PlanConfig) -> No
     counts = ", ".join(f"0 of {of.count:,} rows of {name}" for name, of in usable.items())
     raise DataError(
         f"stage {config.key!r} asks for {config.num_negatives} hard negatives of each query "
-        f"(batch.num_negatives), but none of its rows has any ({counts}): name the column that "
-        "holds them (source.negatives), have them mined (mining.teacher; where the rule left "
-        f"none, loosen mining.rule), or set stages.{config.key}.batch.num_negatives=0"
+        f"(batch.num_negatives), but none of its rows has any ({counts}): name the column of hard "
+        "negatives (source.negatives), mine hard negatives (mining.teacher; if the rule refused "
+        f"all of them, loosen mining.rule), or set stages.{config.key}.batch.num_negatives=0"
     )
 
 
@@ -319,15 +319,15 @@ def _check_learning(name: str, missing: int, count: int, config: PlanConfig) -> 
     if missing > MAX_SHARE_WITHOUT_NEGATIVES * count:
         raise DataError(
             f"data set {name!r}: {missing} of {count} rows have no hard negatives, and in-batch "
-            f"negatives are off for them in stage {config.key!r}, so these rows could learn from "
-            "nothing; set mining for the data set, name its negatives column, or set "
-            "in_batch_negatives=true for the stage and the data set"
+            f"negatives are off for them in stage {config.key!r}, so the model could learn "
+            "nothing from these rows; set mining for the data set, name its negatives column, or "
+            "set in_batch_negatives=true for the stage and the data set"
         )
     if missing:
         log.warning(
-            "stage %s: %d of %d rows of %s have no hard negatives and %s",
+            "stage %s: %d of %d rows of data set %s have no hard negatives and %s",
             *(config.key, missing, count, name),
-            "learn from nothing in their batches"
+            "give no training signal in their batches"
             if config.policy == "clustered"
             else "are left out",
         )
@@ -365,8 +365,8 @@ def _of_single_rows(
     if small:
         names = sorted(str(_language(parts, of.first)) for of in small.values())
         log.warning(
-            "stage %s: %d rows of %s are in languages with fewer rows than a batch of %d and "
-            "are left out: %s",
+            "stage %s: %d rows of data set %s are in languages with fewer rows than a batch of %d "
+            "pairs and are left out: %s",
             *(config.key, rejected[SMALL_LANGUAGE], name, config.global_pairs, ", ".join(names)),
         )
     return UsableRows(

@@ -45,9 +45,9 @@ def scratch_folder(what: str, size: int) -> Iterator[Path]:
     free = shutil.disk_usage(place).free
     if free < size:
         raise StorageFullError(
-            f"{what} takes {size:,} bytes of scratch on the disk of this machine, but "
-            f"{str(place)!r} has only {free:,} free. Make room there, or set TMPDIR to a folder "
-            "on a larger local disk"
+            f"{what} needs {size:,} bytes of temporary disk space on this machine, but "
+            f"{str(place)!r} has only {free:,} bytes free. Free some space there, or set TMPDIR "
+            "to a folder on a larger local disk"
         )
     folder = place / f"{_PREFIX}{uuid.uuid4().hex}"
     with _locked(folder):

@@ -106,7 +106,8 @@ def check_scored(
     name = min(datasets)
     raise DataError(
         f"stage {stage!r}: its loss reads a teacher's scores of hard negatives, but none of the "
-        f"rows that it draws has any ({counts}), so that it would learn nothing from the teacher: "
-        f"set data.datasets.{name}.mining={{teacher: …}}, with pool=given for the negatives that "
-        f"rows bring, or take a loss without scores (stages.{stage}.loss={{kind: infonce}})"
+        f"rows that the stage draws has such scores ({counts}), so the model would learn nothing "
+        f"from the teacher: set data.datasets.{name}.mining={{teacher: …}}, with pool=given for "
+        "negatives that are already in the rows, or use a loss without scores "
+        f"(stages.{stage}.loss={{kind: infonce}})"
     )

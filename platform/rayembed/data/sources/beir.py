@@ -138,7 +138,7 @@ class BeirSource(FileRows):
         """
         query, document = name_in(row, self.query_id), name_in(row, self.document_id)
         if query is None or document is None:
-            raise RowError("no id")
+            raise RowError("the query id or the document id is missing")
         if number_in(row, self.score) < self.min_score:
             raise RowError(NOT_RELEVANT)
         return query, document

@@ -155,7 +155,7 @@ def name_in(row: Mapping[str, Any], column: str) -> str | None:
         case int() | float():
             return str(value)
         case list():
-            raise RowError(f"column {column!r} holds several values")
+            raise RowError(f"column {column!r} contains a list, not one value")
     raise RowError(f"column {column!r} is neither a name nor a number")
 
 
@@ -174,7 +174,7 @@ def number_in(row: Mapping[str, Any], column: str) -> float:
         else:
             if math.isfinite(number):
                 return number
-    raise RowError(f"column {column!r} is no number")
+    raise RowError(f"column {column!r} is not a number")
 
 
 def is_encodable(row: Mapping[str, Any], read: Collection[str] | None) -> bool:

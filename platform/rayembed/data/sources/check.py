@@ -75,14 +75,19 @@ def check_sources(
             names_of = list(dict.fromkeys(name for piece in pieces for name in piece.names))
             if len(names_of) > 1:
                 logger.info(
-                    "data.datasets.%s.source.%s names %d files, and all are read: %s",
+                    "data.datasets.%s.source.%s names %d files; reading all of them: %s",
                     *(one.dataset.name, setting, len(names_of), shown_names(names_of)),
                 )
         source = one.dataset.source
         if isinstance(source, FileRows) and one.unread:
             read, unread = ", ".join(source.columns.values()), ", ".join(one.unread)
             at = one.dataset.name
-            logger.info("data.datasets.%s: the columns %s are read, %s ignored", at, read, unread)
+            logger.info(
+                "data.datasets.%s: reading the columns %s; ignoring the columns %s",
+                at,
+                read,
+                unread,
+            )
     known |= {one.dataset.name: one for one in new}
     return [known[dataset.name] for dataset in chosen]
 

@@ -91,10 +91,10 @@ class ClassesSource(NamedRows):
         """
         text = text_in(row, self.text)
         if text is None or not has_content(text):
-            raise RowError("no text")
+            raise RowError("the text is missing or empty")
         label = name_in(row, self.label)
         if label is None:
-            raise RowError("no class")
+            raise RowError("the class is missing")
         return text, self.names.get(label, label)
 
 

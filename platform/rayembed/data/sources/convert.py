@@ -204,8 +204,8 @@ def _converted_and_cleaned(
     if named_by and (equal := cleaned.dropped.get(DUPLICATE)):
         log.warning(
             "data set %s: %d rows have the id of an earlier row (source.id = %r) and are left "
-            "out, whatever their texts are; set source.id=null if each file numbers its rows from "
-            "the start",
+            "out, even if their texts differ; set source.id=null if each file numbers its rows "
+            "from the start",
             *(dataset.name, equal, named_by),
         )
     if checked.unread:

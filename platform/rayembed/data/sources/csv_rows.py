@@ -280,14 +280,14 @@ class _QuoteCheck:
 def _check_names(names: Sequence[str]) -> None:
     if not all(map(is_unicode, names)):
         raise csv.Error(
-            "its first line is not UTF-8; set the source's encoding: latin-1 or cp1252 for files "
-            "of older programs, utf-16 for Excel's Unicode text"
+            "the first line is not UTF-8; set the encoding of the source: latin-1 or cp1252 for "
+            "files of older programs, utf-16 for Excel's Unicode text"
         )
     twice = next((name for at, name in enumerate(names) if name and name in names[:at]), None)
     if twice is not None:
         raise csv.Error(
-            f"two columns of its first line are named {twice!r}, so that one of them would be "
-            "lost; rename or remove one"
+            f"two columns in the first line are named {twice!r}, so one of them would be lost; "
+            "rename or remove one"
         )
 
 

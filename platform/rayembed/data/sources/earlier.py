@@ -83,7 +83,7 @@ class RecordsSource(Source):
 
         try:
             # The folder may be anyone's: nothing here may advise to remove it.
-            advice = "Take the folder that a data job printed, and wait until it has finished"
+            advice = "Use the folder that a data job printed, and wait until that job has finished"
             return open_artifact(self.path, advice)
         except StorageError:
             raise

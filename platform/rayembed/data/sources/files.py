@@ -262,7 +262,7 @@ def _hub_files(path: str) -> list[_File]:
                 "copy: write @refs/convert/parquet in place of the revision"
             )
         raise DataError(
-            f"there are no rows at {path!r}: of its files ({shown}) none ends with "
+            f"there are no rows at {path!r}: none of its files ({shown}) ends with "
             f"{', '.join(_KINDS)}{hint}"
         )
     return [
@@ -298,7 +298,7 @@ def _matching(path: str, names: Sequence[str], pattern: str | None) -> list[str]
     if not matching:
         shown = shown_names(sorted(visible))
         raise DataError(
-            f"there are no rows at {path!r}: no file matches; the folder has "
+            f"there are no rows at {path!r}: no file matches the pattern; the folder contains "
             f"{shown}{of_patterns(pattern)}"
         )
     return matching
@@ -322,8 +322,9 @@ def _check_all_texts(path: str, files: Sequence[_File]) -> None:
         ending = next(one for one in _TEXTS if text.removesuffix(".gz").endswith(one))
         pattern = "" if "*" in path else f": {path.rstrip('/')}/**/*{ending}"
         raise DataError(
-            f"rows {path!r}: the folder has text files such as {text!r}, each one row, and other "
-            f"files such as {other!r}; select the files to read by a pattern{pattern}"
+            f"rows {path!r}: the folder mixes text files such as {text!r}, each of which is one "
+            f"row, with other files such as {other!r}; select the files to read with a "
+            f"pattern{pattern}"
         )
 
 
@@ -365,7 +366,7 @@ def _pieces_of(file: _File, *, versions: bool) -> list[FilePiece]:
     if kind is None:
         raise DataError(
             f"rows {file.path!r}: the file's ending is not one of {', '.join(_KINDS)} (each but "
-            "the last may be followed by .gz); rename the file or take it out of the folder"
+            "the last may be followed by .gz); rename the file or remove it from the folder"
         )
     filesystem, inside = open_source(file.path)
     file = _with_version(file, versions=versions)

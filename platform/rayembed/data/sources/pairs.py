@@ -51,7 +51,9 @@ class PairsSource(NamedRows):
     def _one_column_or_several(cls, given: Any) -> Any:
         several = list(given) if isinstance(given, list | tuple) else [given]
         if given is not None and not all(isinstance(one, str) and one for one in several):
-            raise ValueError("must be a column, or a list of columns, written [a, b]")
+            raise ValueError(
+                "negatives must be the name of a column, or a list of column names such as [a, b]"
+            )
         return given
 
     @property

@@ -102,8 +102,8 @@ def read_rows(piece: FilePiece, columns: Collection[str] | None = None) -> Itera
             of = "a file of the texts from" if piece.texts else "the file"
             raise DataError(
                 f"rows {piece.path!r}: {of} {piece.name!r} changed after this job listed it, so "
-                "its records would be stored under the fingerprint of the former content. Start "
-                "the job again, and let nothing write to the file while it runs"
+                "its records would be stored under the fingerprint of the old content. Start the "
+                "job again, and let nothing write to the file while the job runs"
             )
     except errors as error:
         advice = f". {remedy(piece.path)}" if piece.made else ""
@@ -125,7 +125,9 @@ def lines_of(content: bytes) -> list[str]:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         seen = content[error.start : error.start + 1]
-        raise UnicodeError(f"line {line} is not UTF-8 ({seen!r}); convert the file") from None
+        raise UnicodeError(
+            f"line {line} is not UTF-8 ({seen!r}); convert the file to UTF-8"
+        ) from None
     lines = text.split("\n") if "\n" in text else text.split("\r")
     return [line.removesuffix("\r") for line in lines]
 
@@ -292,8 +294,8 @@ def _no_array(piece: FilePiece, lines: Iterator[tuple[int, bytes]]) -> Iterator[
         line = begin[0][1].removeprefix(codecs.BOM_UTF8)
         if _ARRAY.match(line) and (len(begin) == 1 or not line.rstrip().endswith(b"]")):
             raise DataError(
-                f"rows {piece.path!r}: the file is one JSON array; expected is JSONL, one row on "
-                "each line (convert it by jq -c '.[]' file.json > file.jsonl)"
+                f"rows {piece.path!r}: the file is one JSON array, but must be JSONL with one row "
+                "on each line (convert it with jq -c '.[]' file.json > file.jsonl)"
             )
     yield from begin
     yield from lines

@@ -62,7 +62,7 @@ class StructureSource(NamedRows):
         values = row.values
         text = text_in(values, self.text)
         if text is None or not has_content(text):
-            raise RowError("no text")
+            raise RowError("the text is missing or empty")
         title = (text_in(values, self.title) if self.title else None) or ""
         drawn = draw_pair(title, text, self.rules, self.seed, self.min_words)
         if drawn is None:

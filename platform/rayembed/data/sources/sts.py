@@ -92,7 +92,7 @@ class GradedSource(FileRows):
         """
         first, second, language, score = _read(self, row)
         if not self.lowest <= score <= self.highest:
-            raise RowError(f"score outside of {self.lowest:g} to {self.highest:g}")
+            raise RowError(f"the score is outside of {self.lowest:g} to {self.highest:g}")
         similarity = (score - self.lowest) / (self.highest - self.lowest)
         made = record_of(dataset, first, [second], origin=[row.origin], language=language)
         return [replace(made, similarity=similarity)]
@@ -104,5 +104,5 @@ def _read(source: STSSource | GradedSource, row: Row) -> tuple[str, str, str | N
     first = text_in(row.values, source.first)
     second = text_in(row.values, source.second)
     if not first or not second:
-        raise RowError("no sentence")
+        raise RowError("a sentence is missing or empty")
     return first, second, language, number_in(row.values, source.score)

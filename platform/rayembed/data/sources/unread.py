@@ -84,8 +84,8 @@ def check_unread(run: Run, dataset: DatasetConfig, unread: Collection[str]) -> N
     setting = f"data.datasets.{dataset.name}.source.negatives"
     has = "a column" if len(columns) == 1 else "columns"
     raise ConfigError(
-        f"{dataset.source.place!r} has {has} {_named(columns)}, a stage asks for hard negatives "
-        f"of its rows, but {setting} is null, so they would not be read: set "
+        f"{dataset.source.place!r} has {has} {_named(columns)} and a stage uses hard negatives of "
+        f"its rows, but {setting} is null, so hard negatives would not be read: set "
         f"'{setting}={_value(columns)}' (if the cells are objects, a path to their texts, such as "
         f"{columns[0]}.text), or '{setting}=[]' to train without them"
     )

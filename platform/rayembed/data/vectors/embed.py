@@ -270,7 +270,7 @@ def finite(config: Teacher, texts: Sequence[str], vectors: np.ndarray) -> np.nda
         raise DataError(
             f"the teacher {config.teacher!r} (setting teacher) gives vectors with NaN or infinity "
             f"for {len(bad)} of {len(texts)} texts, the first: {texts[bad[0]][:200]!r}. Its "
-            "weights are broken or overflow; take another teacher"
+            "weights are broken or overflow; choose another teacher"
         )
     return vectors
 

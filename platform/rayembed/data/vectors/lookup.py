@@ -149,9 +149,9 @@ class TeacherVectorLookup:
             if not there.all():
                 raise DataError(
                     f"the vectors of the teacher {self.manifest['teacher']!r} in {self.folder!r} "
-                    f"lack {int((~there).sum())} of {len(there)} {role} texts of a step; they "
-                    "were made for other rows. Remove that folder and start the job again, which "
-                    "makes these vectors again"
+                    f"lack {int((~there).sum())} of the {len(there)} {role} texts of a step, "
+                    "because they were computed for other rows. Remove that folder and start the "
+                    "job again, which computes the vectors again"
                 )
             for number, some, rows in index.by_file(places):
                 found[wanted[some]] = self._mapped(role, number)[rows]

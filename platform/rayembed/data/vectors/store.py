@@ -90,7 +90,7 @@ def make_store(
         if _is_whole(context, found):
             return found
         log.info(
-            "some vector files that the folder %s lists are missing; they are made again",
+            "some vector files that the folder %s lists are missing; computing them again",
             found.folder,
         )
         remove_file(join(found.folder, MANIFEST))
@@ -189,7 +189,7 @@ def _finish(
     )
     copied, embedded = (sum(result[name] for result in results) for name in ("copied", "embedded"))
     log.info(
-        "teacher vectors of stage %s by %s: %s queries, %s documents, %d wide; vectors of "
+        "teacher vectors of stage %s by %s: %s queries, %s documents, %d dimensions; vectors of "
         "hard negatives: %s copied from mining, %s embedded",
         *(writer.dataset, teacher.teacher.partition("?")[0]),
         *(f"{made.manifest['texts'][role]:,}" for role in ROLES),
