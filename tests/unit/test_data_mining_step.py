@@ -258,7 +258,7 @@ def test_rows_without_a_document_are_counted_and_too_many_refused(tmp_path) -> N
     with pytest.raises(DataError, match="3 of 203 rows have no document in column 'texts'"):
         mine(tmp_path, rows, config)
     path.write_text(json.dumps(bad[0]))
-    with pytest.raises(DataError, match="has no documents in 1 rows: 1 × no text"):
+    with pytest.raises(DataError, match="has no documents in its 1 rows: 1 × no text"):
         mine(tmp_path, rows, config)
 
 
@@ -472,7 +472,7 @@ def test_a_cross_encoder_that_gives_nan_is_refused(tmp_path) -> None:
     weights["classifier.bias"].fill_(float("nan"))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = configured(rescoring={"model": str(folder)})
-    with pytest.raises(DataError, match=r"broken' gives nan for .* pairs"):
+    with pytest.raises(DataError, match=r"broken' gives scores such as nan for .* pairs"):
         mine(tmp_path, by_hand.made_up_rows(5, 0), config)
 
 

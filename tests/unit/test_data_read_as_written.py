@@ -637,7 +637,7 @@ def test_judgements_without_a_header_are_told_how_to_get_one(judged, tmp_path):
     (tmp_path / "queries.jsonl").write_text('{"_id": "q", "text": "x"}')
     (tmp_path / "qrels").mkdir()
     (tmp_path / "qrels" / "test.tsv").write_text(judged)
-    with pytest.raises(DataError, match=r"expected a first line with the names query-id.*TREC"):
+    with pytest.raises(DataError, match=r"the first line must hold the names query-id.*TREC"):
         write_set(find_files(str(tmp_path), "test"), tmp_path)
 
 

@@ -171,7 +171,9 @@ def test_a_folder_whose_parts_are_gone_is_not_finished(tmp_path: Path) -> None:
     Path(made.parts[1].path).unlink()
     writer = ArtifactWriter(str(tmp_path / "out"), "records", "d", {})
     named = [[part.name, part.rows] for part in made.parts]
-    with pytest.raises(ArtifactError, match=rf"1 of 3 files .*{made.parts[1].name}'\. Remove the"):
+    with pytest.raises(
+        ArtifactError, match=rf"1 of the 3 files .*{made.parts[1].name}'\. Remove the"
+    ):
         writer.finish([{"rows_in": 30, "rows_out": 30, "rejected": {}}], named)
     assert not list(tmp_path.rglob("manifest.json"))
 

@@ -378,7 +378,9 @@ def test_a_changed_text_is_another_source_and_pieces_hold_many(tmp_path: Path) -
 def test_texts_among_other_files_are_named_by_a_pattern(tmp_path: Path) -> None:
     path = write_texts(tmp_path)
     (tmp_path / "in" / "plot.png").write_text("")
-    with pytest.raises(DataError, match=r"'plot\.png'; select .* by a pattern: .*in/\*\*/\*\.txt"):
+    with pytest.raises(
+        DataError, match=r"'plot\.png'; select .* with a pattern: .*in/\*\*/\*\.txt"
+    ):
         check_source(dataset(path), "")
     with pytest.raises(DataError, match="ending is not one of"):
         list_pieces(path)

@@ -368,10 +368,10 @@ def test_an_incomplete_folder_is_refused_before_anything_is_loaded(nvembed, tmp_
     weights = folder / "backbone" / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-100])
-    with pytest.raises(ArtifactError, match=r"cut off: it has \d+ bytes and its header"):
+    with pytest.raises(ArtifactError, match=r"cut off: it has \d+ bytes, but its header"):
         spec_of(folder)
     weights.write_bytes(whole[:5])
-    with pytest.raises(ArtifactError, match="cut off or no safetensors"):
+    with pytest.raises(ArtifactError, match="cut off or is not a safetensors"):
         check_weight_files(folder)
     settings = json.loads((folder / "rayembed.json").read_text())
     settings["model"]["pooling"] = {"kind": "latent_attention"}

@@ -172,7 +172,7 @@ def test_names_that_cannot_be_read_alike_are_refused(tmp_path):
     run = run_over_words(write_word_articles(tmp_path / "articles.json"))
     for task, side in product(("SciFact", "STS"), ("query", "document")):
         with pytest.raises(
-            ConfigError, match=rf"names '{task}-{side}', one side of the task '{task}'"
+            ConfigError, match=rf"names '{task}-{side}', which is one side of the task '{task}'"
         ):
             override(run, [f"evaluation.instructions={{{task}-{side}: check it}}"])
     for role in ("query", "document"):

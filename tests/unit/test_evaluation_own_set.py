@@ -287,20 +287,20 @@ def test_all_bad_rows_are_counted_with_the_first_examples(tmp_path):
         own_task("Own", str(folder)).load()
     told = str(caught.value)
     for line in (
-        "5 × corpus: id of another document (corpus.jsonl@",
-        "1 × corpus: no id (corpus.jsonl@",
-        "1 × corpus: no text, and judged (corpus.jsonl@",
-        "1 × queries: id of another query (queries.jsonl@",
-        "1 × queries: no text (queries.jsonl@",
+        "5 × corpus: id already used by another document (corpus.jsonl@",
+        "1 × corpus: the row has no id (corpus.jsonl@",
+        "1 × corpus: judged, but has no text (corpus.jsonl@",
+        "1 × queries: id already used by another query (queries.jsonl@",
+        "1 × queries: the query has no text (queries.jsonl@",
         "1 × qrels/test: document is not in the corpus (query 'q1', document 'd99')",
         "2 × qrels/test: query is not among the queries ('q9', 'q4')",
-        "1 × qrels/test: score is no whole number (test.tsv#",
+        "1 × qrels/test: score is not a whole number (test.tsv#",
         "1 × qrels/test: column 'score' is not a number (test.tsv#",
-        "1 × qrels/test: another grade for the same pair (test.tsv#",
-        "1 × qrels/test: no query-id or no corpus-id (test.tsv#",
+        "1 × qrels/test: a second, different score for the same query and document (test.tsv#",
+        "1 × qrels/test: query-id or corpus-id is missing (test.tsv#",
     ):
         assert line in told, f"{line} not in\n{told}"
-    assert ", …)" in told.split("id of another document")[1].splitlines()[0]
+    assert ", …)" in told.split("id already used by another document")[1].splitlines()[0]
 
 
 def test_harmless_rows_are_left_out_and_counted(tmp_path):
@@ -346,7 +346,7 @@ def test_what_is_missing_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "SciFact"}, "taken by another task"),
+        ({"name": "SciFact"}, "already the name of another task"),
         ({"name": "my/set"}, "name = 'my/set'.*must begin with a letter"),
         ({"name": "Own", "language": "english"}, "has the language 'english'.*such as eng-Latn"),
     ],

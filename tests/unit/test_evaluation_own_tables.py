@@ -211,9 +211,9 @@ def test_all_bad_rows_are_counted_with_the_first_examples(tmp_path):
         "cannot be scored as they stand",
         "2 × test: label must be 0 or 1 (pairs.jsonl@",
         "1 × test: no sentence1 (pairs.jsonl@",
-        "1 × test: no column 'sentence2'",
+        "1 × test: the row has no column 'sentence2'",
         "1 × test: no label",
-        "1 × test: no column 'sentence1'",
+        "1 × test: the row has no column 'sentence1'",
         "1 × test: not JSON",
     ):
         assert line in str(caught.value)
@@ -227,7 +227,7 @@ def test_data_that_cannot_give_a_score_are_refused(tmp_path):
 
     train = lines(tmp_path / "train.jsonl", class_rows(0, 3)[:6])
     refused("classification", "1 classes without a training", class_rows(3, 6), train=train)
-    refused("clustering", "have one class, 'animals'", class_rows(0, 3)[:3])
+    refused("clustering", "have the class 'animals'", class_rows(0, 3)[:3])
     refused("sts", "all rows .* have the same score, 1.0", pair_rows("score", [1] * 12))
     refused(
         "pair_classification", "all rows .* have the same label, 0", pair_rows("label", [0] * 12)

@@ -49,7 +49,7 @@ def test_workers_that_die_whenever_they_come_back_are_not_waited_for_without_end
     monkeypatch.setattr(dispatch, "ray", Replaced(ray, wait=calls.wait, get=calls.get))
     monkeypatch.setattr(dispatch, "time", clock)
     pool = RayPool([DyingWorker(), DyingWorker()], 100_000)
-    with pytest.raises(WorkerError, match="no worker of the evaluation came back within 600 s"):
+    with pytest.raises(WorkerError, match="no evaluation worker came back within 600 s"):
         list(pool.run([TextUnit(EmbeddingBucket(EncodeSpec("query"), 0, 1), ("a text",))]))
     assert 500 < clock.now < 700
 
@@ -57,12 +57,12 @@ def test_workers_that_die_whenever_they_come_back_are_not_waited_for_without_end
 @pytest.mark.parametrize(
     ("workers", "told"),
     [
-        (Workers(number=5), "workers=5 need 1 CPUs each, all of it on one node, but only 4 fit"),
+        (Workers(number=5), "workers=5 need 1 CPUs each on one node, but only 4 workers fit"),
         (
             Workers(number=2, cpus=2.0),
-            "workers=2 need 2 CPUs each, all of it on one node, but only 1 fit",
+            "workers=2 need 2 CPUs each on one node, but only 1 workers fit",
         ),
-        (Workers(gpu=True), "need 1 CPUs and 1 GPUs each, all of it on one node, but only 0 fit"),
+        (Workers(gpu=True), "need 1 CPUs and 1 GPUs each on one node, but only 0 workers fit"),
     ],
 )
 def test_what_a_cluster_cannot_give_is_refused_and_not_waited_for(monkeypatch, workers, told):

@@ -69,9 +69,9 @@ def test_sums_of_bfloat16_are_taken_in_float32():
     [
         ("linear", 1, None, "at least two models, but 1"),
         ("slerp", 3, None, "exactly two models, but 3"),
-        ("linear", 2, (0.5,), r"takes 2 shares \(one of each model\), but 1"),
+        ("linear", 2, (0.5,), r"needs 2 shares \(one of each model\), but 1"),
         ("linear", 2, (0.5, 0.6), "must sum to 1, but sum to 1.1"),
-        ("slerp", 2, (1.5,), "must be from 0 to 1, but is 1.5"),
+        ("slerp", 2, (1.5,), "must be between 0 and 1, but is 1.5"),
         ("task_arithmetic", 2, (0.5, 0.5), "after the base, which comes first"),
     ],
 )

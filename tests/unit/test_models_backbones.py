@@ -143,5 +143,5 @@ def test_the_first_layers_are_those_of_the_whole_model(tmp_path, family, caplog)
 
 def test_more_layers_than_there_are_are_refused(tmp_path):
     folder = save_decoder(tmp_path / "whole")
-    with pytest.raises(ConfigError, match="num_layers is 3, but the model has 2; take fewer"):
+    with pytest.raises(ConfigError, match="num_layers is 3, but the model has only 2 layers"):
         load_backbone(folder, settings(num_layers=3), mask="bidirectional")

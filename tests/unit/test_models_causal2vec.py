@@ -456,7 +456,7 @@ def test_examples_keep_to_their_budget_and_are_cut_at_tokens(folders):
         ),
         ({"representation": "separate", "position": "before_instruction"}, "leave them at 1"),
         ({"instruction_template": "Instruct: "}, "lacks '{instruction}'"),
-        ({"encoder": {"path": "x", "lora": BERT_LORA}}, "that encoder.frozen=true keeps as it is"),
+        ({"encoder": {"path": "x", "lora": BERT_LORA}}, "but encoder.frozen=true forbids that"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings, message):

@@ -135,7 +135,7 @@ def test_widths_that_a_mixture_offers_are_learnt(run, folder, caplog):
     caplog.clear()
     check_inputs(override(run, [model, *lengths, "stages.one.loss.dimensions=[16]"]))
     assert "cut to 16" not in caplog.text
-    with pytest.raises(ConfigError, match=r"learns \[8\], but model\.dimensions"):
+    with pytest.raises(ConfigError, match=r"trains the vector widths \[8\], but model\.dimensions"):
         override(run, [model, *lengths, "stages.one.loss.dimensions=[8]"])
 
 

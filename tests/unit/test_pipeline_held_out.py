@@ -92,7 +92,7 @@ def test_a_run_ends_with_scores_unless_it_says_otherwise(folder: Path) -> None:
     assert len({r.fingerprint for r in (run, off)}) == 2
     other = override(run, ["data.datasets.pairs.held_out.share=0.2"])
     assert other.fingerprint != run.fingerprint
-    with pytest.raises(ConfigError, match="'pairs-held-out' is that of the held-out part"):
+    with pytest.raises(ConfigError, match="'pairs-held-out' is reserved for the held-out part"):
         override(run, ["evaluation.own_sets=[{name: pairs-held-out, path: judged}]"])
 
 

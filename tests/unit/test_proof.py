@@ -232,7 +232,7 @@ def test_a_proof_of_other_weights_is_refused_and_written_again(folders, tmp_path
     model.save(tmp_path / "other")
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"changed": 1}))
-    with pytest.raises(ArtifactError, match=f"of the weights {first.weights}, but the folder has"):
+    with pytest.raises(ArtifactError, match=f"to the weights {first.weights}, but the folder has"):
         read_proof(folder)
     assert write_proof(folder).weights != first.weights
     assert read_proof(folder) is not None
@@ -241,13 +241,19 @@ def test_a_proof_of_other_weights_is_refused_and_written_again(folders, tmp_path
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda p: (p / "vectors.safetensors").unlink(), "cannot read the proof's vectors"),
-        (lambda p: (p / "vectors.safetensors").write_bytes(b"x" * 40), "cannot read the proof's"),
+        (
+            lambda p: (p / "vectors.safetensors").unlink(),
+            "cannot read the model's reference vectors",
+        ),
+        (lambda p: (p / "vectors.safetensors").write_bytes(b"x" * 40), "cannot read the model's"),
         (lambda p: (p / "proof.json").write_text("{"), "cannot read"),
-        (lambda p: rewritten(p, format=2), "has format 2; this version of rayembed reads 1"),
-        (lambda p: rewritten(p, texts=[]), "is damaged"),
-        (lambda p: rewritten(p, dimensions=[]), "is damaged"),
-        (lambda p: rewritten(p, tolerance=None), "is damaged"),
+        (
+            lambda p: rewritten(p, format=2),
+            "have format 2, but this version of rayembed reads format 1",
+        ),
+        (lambda p: rewritten(p, texts=[]), "are damaged"),
+        (lambda p: rewritten(p, dimensions=[]), "are damaged"),
+        (lambda p: rewritten(p, tolerance=None), "are damaged"),
     ],
 )
 def test_a_damaged_proof_is_refused(damage, said, folders, tmp_path):

@@ -74,10 +74,10 @@ def test_the_cache_removes_nothing_that_it_did_not_make(tmp_path, victim):
     inside = tmp_path / "cache" / "registered"
     inside.mkdir(parents=True)
     for entry in (inside / "x" / ".." / ".." / ".." / "victim", victim):
-        with pytest.raises(AssetError, match="is no entry of the asset cache"):
+        with pytest.raises(AssetError, match="an entry of the asset cache"):
             filled(entry, lambda folder: (folder / "file").touch())
     (inside / "link").symlink_to(victim)
-    with pytest.raises(AssetError, match="is no entry of the asset cache"):
+    with pytest.raises(AssetError, match="an entry of the asset cache"):
         filled(inside / "link", lambda folder: (folder / "file").touch())
 
 

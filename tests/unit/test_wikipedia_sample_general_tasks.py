@@ -174,7 +174,7 @@ def test_the_sample_is_the_general_tasks_of_runs_on_own_data(recipe):
 
 def test_an_own_set_with_the_name_of_a_task_is_refused():
     mine = "evaluation.own_sets=[{name: WikiSentenceRetrieval, path: judged}]"
-    with pytest.raises(ConfigError, match="'WikiSentenceRetrieval' is the name of a task"):
+    with pytest.raises(ConfigError, match="'WikiSentenceRetrieval' is also the name of a task"):
         with_named_benchmarks(override(get_recipe("biencoder"), [mine]))
 
 

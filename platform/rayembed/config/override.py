@@ -153,7 +153,7 @@ def _index(items: list[Any], part: str, prefix: str) -> int:
     if part.isdecimal() and int(part) < len(items):
         return int(part)
     allowed = names or [str(index) for index in range(len(items))]
-    raise ConfigError(f"there is no list element {prefix!r}; {nearest(part, allowed)}")
+    raise ConfigError(f"there is no element {prefix!r}; {nearest(part, allowed)}")
 
 
 def _read(path: str, text: str, annotation: Any) -> Any:

@@ -99,7 +99,7 @@ class Faults:
             f"  {count:,} × {kind} ({', '.join(examples)}{', …' if count > len(examples) else ''})"
             for kind, (count, examples) in self.found.items()
         ]
-        raise DataError(f"{told}:\n" + "\n".join(lines) + "\nCorrect these rows or take them out")
+        raise DataError(f"{told}:\n" + "\n".join(lines) + "\nCorrect or remove these rows")
 
 
 def find_files(path: str, split: str) -> OwnFiles:
@@ -119,7 +119,7 @@ def find_files(path: str, split: str) -> OwnFiles:
         )
     names = list_files(place, recursive=True)
     if not names:
-        raise DataError(f"there is no set at {path!r}: no such folder, or it holds no files")
+        raise DataError(f"there is no set at {path!r}: the folder does not exist or has no files")
     splits = sorted({name.split("/")[1].split(".")[0] for name in names if name[:6] == "qrels/"})
     if splits and split not in splits:
         raise DataError(
@@ -141,7 +141,7 @@ def _part(path: str, names: list[str], part: str) -> tuple[FilePiece, ...]:
         shown = ", ".join(names[:8])
         raise DataError(
             f"the set at {path!r} has no {part} (expected: {part}.jsonl, .tsv, .csv or .parquet, "
-            f"or a folder {part}/ of such files); it holds {shown}"
+            f"or a folder {part}/ of such files); it contains {shown}"
         )
     return tuple(piece for name in found for piece in list_pieces(join(path, name)))
 
@@ -215,14 +215,14 @@ def _read_judgements(files: OwnFiles, faults: Faults, dropped: dict[str, int]) -
             query, document = name_in(row.values, "query-id"), name_in(row.values, "corpus-id")
             grade = number_in(row.values, "score")
             if query is None or document is None:
-                raise RowError("no query-id or no corpus-id")
+                raise RowError("query-id or corpus-id is missing")
             if not grade.is_integer():
-                raise RowError("score is no whole number")
+                raise RowError("score is not a whole number")
             if abs(grade) > _LARGEST_GRADE:
-                raise RowError("score has more than 32 bits")
+                raise RowError("score does not fit into 32 bits")
             known = judged.get(query, {}).get(document)
             if known not in (None, int(grade)):
-                raise RowError("another grade for the same pair")
+                raise RowError("a second, different score for the same query and document")
         except RowError as problem:
             faults.add(part, str(problem), row.origin)
         else:
@@ -245,9 +245,9 @@ def _check_header(files: OwnFiles) -> None:
         'awk \'{print $1 "\\t" (NF > 3 ? $3 : $2) "\\t" $NF}\' FILE >> FILE.tsv'
     )
     raise DataError(
-        f"the judgements {piece.path!r} begin with {seen!r:.80}; expected a first line with the "
-        f"names {', '.join(_GRADES.names)}. To convert a file without it, such as TREC's (query, "
-        f"0, document, grade): {advice}"
+        f"the relevance judgements {piece.path!r} begin with {seen!r:.80}, but the first line "
+        f"must hold the names {', '.join(_GRADES.names)}. To convert a file without this line, "
+        f"such as TREC's (query, 0, document, grade): {advice}"
     )
 
 
@@ -261,12 +261,12 @@ def _read_queries(
         try:
             name, text = _named(row), _text(row, "text")
             if name in queries or name in passed:
-                raise RowError("id of another query")
+                raise RowError("id already used by another query")
             if name not in judged:
                 passed.add(name)
                 continue
             if not text.strip():
-                raise RowError("no text")
+                raise RowError("the query has no text")
         except RowError as problem:
             faults.add("queries", str(problem), row.origin)
         else:
@@ -303,7 +303,7 @@ def _write_corpus(
                 table.add(name, title, text)
                 digest.update(repr((name, title, text)).encode())
             elif name in wanted:
-                faults.add("corpus", "no text, and judged", f"{row.origin}: {name!r}")
+                faults.add("corpus", "judged, but has no text", f"{row.origin}: {name!r}")
             else:
                 without_text += 1
         num_written = table.num_rows
@@ -327,7 +327,7 @@ def _find_repeated(files: OwnFiles, hashes: "array[int]", faults: Faults) -> Non
         except RowError:
             continue
         if text_hash(name) in suspects and name in known:
-            faults.add("corpus", "id of another document", f"{row.origin}: {name!r}")
+            faults.add("corpus", "id already used by another document", f"{row.origin}: {name!r}")
         elif text_hash(name) in suspects:
             known.add(name)
 
@@ -345,7 +345,7 @@ def readable_rows(pieces: tuple[FilePiece, ...], part: str, faults: Faults | Non
 def _named(row: Row) -> str:
     name = id_of(row.values)
     if not name:
-        raise RowError("no id")
+        raise RowError("the row has no id")
     return name
 
 

@@ -133,7 +133,8 @@ class OwnTask:
     def _check(self) -> None:
         if self.name in task_names():
             raise ConfigError(
-                f"the own set's name {self.name!r} is taken by another task; choose another name"
+                f"the own set's name {self.name!r} is already the name of another task; choose "
+                "another name"
             )
         for code in (self.settings.language, *getattr(self.settings, "languages", ())):
             try:

@@ -103,7 +103,7 @@ def write_tables(tables: tuple[OwnTable, ...], form: Form, folder: Path) -> Abou
         column = _COLUMNS[form][-1]
         raise DataError(
             f"all rows of {tables[0].path!r} have the same {column}, {last[0]}; a score needs at "
-            "least two different ones"
+            "least two different values"
         )
     for split, rows in read.items():
         with ArrowFile(table_file(folder, split), _SCHEMAS[form]) as file:
@@ -141,7 +141,7 @@ def _read(table: OwnTable, form: Form) -> list[tuple[Any, ...]]:
 def _cells(row: Mapping[str, Any], form: Form) -> tuple[Any, ...]:
     *texts, last = _COLUMNS[form]
     if missing := [column for column in (*texts, last) if column not in row]:
-        raise RowError(f"no column {missing[0]!r}")
+        raise RowError(f"the row has no column {missing[0]!r}")
     found = [_text(row, column) for column in texts]
     if form == "grades":
         return (*found, number_in(row, last))
@@ -166,12 +166,12 @@ def _check_classes(tables: tuple[OwnTable, ...], found: Mapping[str, set[str]]) 
     for table in tables:
         if len(found[table.split]) < 2:
             raise DataError(
-                f"the rows at {table.path!r} have one class, {min(found[table.split])!r}; a score "
-                "needs at least two"
+                f"all rows at {table.path!r} have the class {min(found[table.split])!r}; a score "
+                "needs at least two classes"
             )
     if unknown := sorted(found["test"] - found.get("train", found["test"])):
         shown = ", ".join(map(repr, unknown[:3]))
         raise DataError(
             f"the rows at {tables[0].path!r} have {len(unknown)} classes without a training "
-            f"example ({shown}); add rows of them to the training file"
+            f"example ({shown}); add examples of these classes to the training file"
         )

@@ -158,8 +158,8 @@ class ModelPrompts:
                 )
         if self.table in PREFIX_TABLES:
             raise ConfigError(
-                f"prompts.table = {self.table!r} puts prefixes before texts, but the model has the "
-                f"instruction template {self.folder.template!r}; take one of "
+                f"prompts.table = {self.table!r} puts prefixes before texts, but the model has "
+                f"the instruction template {self.folder.template!r}; set prompts.table to one of "
                 f"{', '.join(INSTRUCTION_TABLES)}, folder or none"
             )
 

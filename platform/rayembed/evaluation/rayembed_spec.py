@@ -174,7 +174,7 @@ class RayembedSpec(PromptedSpec):
         if self.places and self.settings.context == "random" and model.corpus is None:
             raise ArtifactError(
                 f"model.context is 'random', but the model {self.reference!r} has no corpus saved "
-                "with it; give it documents of its training data (rayembed corpus)"
+                "with it; set its corpus to documents of its training data, with `rayembed corpus`"
             )
         literal, plain = with_literal_prompts(model), model.tokenizer
         return RayembedEncoder(literal, plain, self.dimensions, self.settings.tokens_per_batch)
@@ -394,12 +394,13 @@ def _dimensions(settings: ModelUnderTest, folder: Path) -> int:
     if asked > known[0]:
         raise ConfigError(
             f"dimensions = {asked} exceeds the vector width {known[0]} of the model "
-            f"{settings.reference!r}"
+            f"{settings.reference!r}; set dimensions to at most this width"
         )
     if asked not in known:
         logger.warning(
             "the model %s was not trained to have its vectors cut to %d of %d dimensions (it was "
-            "trained for %s); its scores will drop more than those of a model trained for it",
+            "trained for the widths %s); its scores will drop more than those of a model trained "
+            "for this width",
             settings.reference,
             asked,
             known[0],

@@ -59,8 +59,8 @@ class VectorDistillation(BesideInfoNCE):
         if self.projection is False and differ:
             raise ConfigError(
                 f"loss.projection is false, but the model's vectors have {widths.student} "
-                "dimensions and those of the stage's teachers "
-                f"{', '.join(map(str, widths.teachers))}; set loss.projection=null, or take a "
+                "dimensions and those of the stage's teachers have "
+                f"{', '.join(map(str, widths.teachers))}; set loss.projection=null, or use a "
                 "teacher with as many dimensions as the model"
             )
         if not (differ if self.projection is None else self.projection):

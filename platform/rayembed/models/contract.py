@@ -137,8 +137,8 @@ class TrainableModel(nn.Module):
     def backbone_parameter(self, name: str) -> bool:
         """Whether the named parameter belongs to the pretrained backbone (or its adapters)."""
         raise TypeError(
-            f"{type(self).__name__} must define backbone_parameter: which parameters are its "
-            "backbone's"
+            f"{type(self).__name__} must define the method backbone_parameter, which says whether "
+            "a parameter belongs to the backbone"
         )
 
     @property

@@ -93,7 +93,8 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
         """
         if isinstance(documents, str):
             raise DataError(
-                f"set_corpus takes a sequence of texts, the corpus's documents, not {documents!r}"
+                "set_corpus needs a sequence of texts, the documents of the corpus, but got the "
+                f"single text {documents!r}"
             )
         if not self.model.uses_context:
             raise DataError(f"a model of kind {self.model.config.kind!r} does not use a corpus")

@@ -68,7 +68,7 @@ class TextTokenizer:
             if length <= len(prefix) + len(suffix):
                 raise ConfigError(
                     f"{role}_max_length is {length}, but special tokens alone take "
-                    f"{len(prefix) + len(suffix)}; set it higher"
+                    f"{len(prefix) + len(suffix)} tokens of it; set it higher"
                 )
 
     def prompt(self, instruction: str, role: Role = "query") -> str:
@@ -113,8 +113,8 @@ class TextTokenizer:
         if not self.without_embedding.isdisjoint(ids):
             own = self.pretrained.convert_ids_to_tokens(sorted(self.without_embedding))
             raise DataError(
-                f"the {role} {shown(text)} holds one of the tokens {own}, for which the model has "
-                "no embedding; leave it out"
+                f"the {role} {shown(text)} contains one of the tokens {own}, for which the model "
+                "has no embedding; remove the token or leave the text out"
             )
         if not allow_empty and (len(ids) == num_prompt or not text.strip()):
             raise without_tokens(text, role)
@@ -333,7 +333,8 @@ def special_layout(backend: Any) -> tuple[list[int], list[int]]:
     own = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
     if not own:
         raise ArtifactError(
-            "the tokenizer makes no token of the text 'a'; is its vocabulary complete?"
+            "the tokenizer makes no token of the text 'a', so its vocabulary is probably "
+            "incomplete; copy or download its files again"
         )
     return list(encoding.ids[: own[0]]), list(encoding.ids[own[-1] + 1 :])
 
@@ -353,7 +354,7 @@ def append_stated_eos(pretrained: Any, folder: Path) -> None:
         return
     eos = pretrained.eos_token
     if eos is None:
-        raise ArtifactError(f"{str(path)!r} has add_eos_token=true but no eos_token; set it")
+        raise ArtifactError(f"{str(path)!r} has add_eos_token=true but no eos_token; set eos_token")
     backend = without_settings(pretrained).backend_tokenizer
     prefix, suffix = special_layout(backend)
     if pretrained.eos_token_id in suffix:
@@ -407,9 +408,9 @@ def check_tokenizer(
         if refused:
             raise ArtifactError(
                 f"the tokenizer in {str(folder)!r} has {name}={value!r} (tokenizer_config.json, "
-                "tokenizer.json, config.json), so transformers would make other inputs of a text "
-                "than rayembed; evaluate it unchanged by the reference `st:` and its path, or save "
-                "the tokenizer with the default value"
+                "tokenizer.json, config.json), so transformers and rayembed would make different "
+                "inputs of a text; to evaluate the model unchanged, use the reference `st:` "
+                "followed by its path, or save the tokenizer with the default value"
             )
 
 

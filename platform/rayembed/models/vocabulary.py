@@ -35,9 +35,9 @@ def check_vocabulary(pretrained: Any, words: int, where: str) -> frozenset[int]:
     if missing:
         shown = [pretrained.convert_ids_to_tokens(i) for i in missing[:3]]
         raise ArtifactError(
-            f"the tokenizer of {where} has {len(missing)} tokens whose ids are beyond the "
-            f"model's {words} embeddings, such as {shown}; resize the model's embeddings "
-            "(resize_token_embeddings in transformers), or take the tokenizer that it was "
+            f"the tokenizer of {where} has {len(missing)} tokens whose ids are beyond the model's "
+            f"{words} embeddings, such as {shown}; resize the model's embeddings "
+            "(resize_token_embeddings in transformers), or use the tokenizer that the model was "
             "trained with"
         )
     return frozenset(range(words, largest + 1))

@@ -69,7 +69,10 @@ def compare(proof: Proof, vectors: np.ndarray, number_type: NumberType | None = 
     `check`.
     """
     if vectors.ndim != 2 or len(vectors) != len(proof.texts):
-        raise ValueError(f"{len(proof.texts)} texts, and vectors of shape {vectors.shape}")
+        raise ValueError(
+            f"expected one vector for each of the {len(proof.texts)} texts of the reference "
+            f"vectors, but the given vectors have the shape {vectors.shape}"
+        )
     tolerance = proof.tolerance[number_type or proof.dtype]
     return Checked(vectors, *cosines(vectors, proof.vectors), tolerance, proof.normalised)
 

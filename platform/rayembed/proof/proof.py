@@ -123,23 +123,23 @@ def read_proof(folder: Path) -> Proof | None:
     values = read_json(path)
     if values.get("format") != FORMAT:
         raise ArtifactError(
-            f"{str(path)!r} has format {values.get('format')!r}; this version of rayembed reads "
-            f"{FORMAT}"
+            f"the model's reference vectors (proof) in {str(path)!r} have format "
+            f"{values.get('format')!r}, but this version of rayembed reads format {FORMAT}"
         )
     try:
         proof = _proof_of(values, _arrays(path.with_name(VECTORS_FILE)))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ArtifactError(
-            f"the proof in {str(path.parent)!r} is damaged ({type(error).__name__}: {error}); copy "
-            "the model's folder again"
+            f"the model's reference vectors (proof) in {str(path.parent)!r} are damaged "
+            f"({type(error).__name__}: {error}); copy the model's folder again"
         ) from error
     weights = weights_fingerprint(folder)
     if proof.weights != weights:
         raise ArtifactError(
-            f"the proof in {str(path.parent)!r} is of the weights {proof.weights}, but the folder "
-            f"has {weights}: weights, tokenizer or settings were changed since it was written. "
-            "Copy the whole folder again, or remove its folder proof and register it, which writes "
-            "a new one"
+            f"the model's reference vectors (proof) in {str(path.parent)!r} belong to the weights "
+            f"{proof.weights}, but the folder has the weights {weights}: weights, tokenizer or "
+            "settings were changed since the vectors were written. Copy the whole folder again, "
+            "or remove its folder proof and register the model, which writes new reference vectors"
         )
     return proof
 
@@ -151,7 +151,9 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
     try:
         found: dict[str, np.ndarray] = safetensors.numpy.load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
-        raise ArtifactError(f"cannot read the proof's vectors {str(path)!r}: {error}") from error
+        raise ArtifactError(
+            f"cannot read the model's reference vectors (proof) {str(path)!r}: {error}"
+        ) from error
     return found
 
 
@@ -160,13 +162,20 @@ def _proof_of(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Pr
     right = arrays["right"]
     width = values["dimensions"][0]
     if right.shape != (len(texts), width) or not np.isfinite(right).all():
-        raise ValueError(f"{len(texts)} texts and vectors of shape {right.shape}")
+        raise ValueError(
+            f"the reference vectors of {len(texts)} texts have the shape {right.shape}, or are "
+            "not all finite"
+        )
     mistakes = []
     for one in values["mistakes"]:
         vectors = arrays[_key(one["name"])].astype(np.float32)
         places = tuple(map(int, one["texts"]))
         if len(vectors) != len(places) or not set(places) <= set(range(len(texts))):
-            raise ValueError(f"mistake {one['name']!r}: {len(vectors)} vectors of texts {places}")
+            raise ValueError(
+                f"the serving mistake {one['name']!r} has {len(vectors)} vectors for the texts "
+                f"{places}, but must have one vector for each of them, and only texts that are "
+                "there"
+            )
         mistakes.append(Mistake(one["name"], one["what"], one["advice"], places, vectors))
     return Proof(
         weights=values["weights"],

@@ -83,7 +83,12 @@ def add_proof(folder: Path) -> None:
     try:
         write_proof(folder)
     except Exception as error:  # noqa: BLE001 # whatever a package does there
-        logger.warning("no proof is written to %s: %s: %s", folder, type(error).__name__, error)
+        logger.warning(
+            "cannot write reference vectors (proof) to %s: %s: %s",
+            folder,
+            type(error).__name__,
+            error,
+        )
 
 
 def normalises(folder: Path) -> bool:
@@ -108,13 +113,16 @@ def prove(
     """
     texts = proof_texts(model, instructions)
     if not texts:
-        raise ArtifactError("no proof can be written: the tokenizer refuses each of its texts")
+        raise ArtifactError(
+            "cannot write reference vectors (proof): the tokenizer refuses all of its test texts"
+        )
     right = _vectors(model, tokens_of(model, texts))
     _, lengths = cosines(right, right)
     if not (np.abs(lengths - 1) <= LENGTH_ERROR).all():
         bad = texts[int(np.argmin(np.abs(lengths - 1) <= LENGTH_ERROR))]
         raise ArtifactError(
-            f"no proof can be written: the vector of {bad.text[:40]!r} is not of length 1"
+            f"cannot write reference vectors (proof): the vector of {bad.text[:40]!r} does not "
+            "have length 1"
         )
     makers = MISTAKES.members().values()
     mistakes = [mistake for maker in makers for mistake in maker.make(model, texts, right)]

@@ -165,8 +165,8 @@ class ScoreSizes(SampleFile):
             )
         if self.documents > self.held_out:
             raise ValueError(
-                f"documents {self.documents} exceeds held_out {self.held_out}, the titles that no "
-                "training row touches; hold out more or ask for fewer"
+                f"documents {self.documents} exceeds held_out {self.held_out}, the number of "
+                "article titles kept out of the training rows; raise held_out or lower documents"
             )
         return self
 

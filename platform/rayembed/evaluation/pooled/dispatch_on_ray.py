@@ -135,8 +135,8 @@ class _Turn:
         while not (loads := self.loads()):
             if len(self.gone) == len(self.workers):
                 raise WorkerError(
-                    "all workers of the evaluation are gone; what they embedded is kept: give the "
-                    "cluster its nodes back and submit the job again"
+                    "all evaluation workers are gone. Restore the cluster's nodes and submit the "
+                    "job again; finished embeddings are kept"
                 )
             self._wait_for_any(until)
         return [number for number, calls in loads.items() if calls < _CALLS_PER_WORKER]
@@ -177,9 +177,9 @@ class _Turn:
         self.tries[id(call)] = self.tries.get(id(call), 0) + 1
         if self.tries[id(call)] >= self.most_tries:
             raise WorkerError(
-                f"{self.most_tries} workers died over the same texts: {error}\nIf memory ran out, "
-                "lower model.tokens_per_batch or placement.workers, or give the nodes more; submit "
-                "the job again. What was embedded is kept."
+                f"{self.most_tries} workers died while they embedded the same texts: {error}\nIf "
+                "memory ran out, lower model.tokens_per_batch or placement.workers, or give the "
+                "nodes more memory; submit the job again. Finished embeddings are kept."
             ) from error
         logger.warning("an evaluation worker died; its texts go to another worker")
         return call
@@ -209,8 +209,8 @@ class _Turn:
             done, _ = ray.wait(list(self.down), num_returns=1, timeout=left)
         if not done:
             raise WorkerError(
-                f"no worker of the evaluation came back within {_SECONDS_WITHOUT_WORKERS:.0f} s; "
-                "what they embedded is kept: submit the job again when the cluster has nodes"
+                f"no evaluation worker came back within {_SECONDS_WITHOUT_WORKERS:.0f} s. Submit "
+                "the job again when the cluster has nodes; finished embeddings are kept"
             )
         for reference in done:
             self._back(reference)

@@ -100,7 +100,11 @@ class EmbeddingStore:
             except StorageError:
                 raise
             except ArtifactError as error:
-                logger.warning("%s cannot be read, its texts are embedded again: %s", path, error)
+                logger.warning(
+                    "cannot read the stored embeddings %s, so their texts are embedded again: %s",
+                    path,
+                    error,
+                )
                 continue
             for row, vector in zip(loaded["hashes"], loaded["vectors"], strict=True):
                 if (key := row.tobytes()) in left:

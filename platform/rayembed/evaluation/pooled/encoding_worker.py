@@ -231,7 +231,7 @@ def _finite(texts: list[str], vectors: np.ndarray) -> np.ndarray:
     if len(bad):
         raise DataError(
             f"the model gives vectors with NaN or infinity for {len(bad)} of {len(texts)} texts, "
-            f"the first: {texts[bad[0]][:200]!r}; its weights are broken or overflow in this type: "
-            "try model.dtype=float32"
+            f"the first: {texts[bad[0]][:200]!r}; its weights are broken or overflow in this "
+            "number type: try model.dtype=float32"
         )
     return vectors

@@ -130,7 +130,7 @@ class PooledModel:
         """
         del encode_kwargs
         if self._corpus is None:
-            raise ValueError("search was called before index, so there is no corpus")
+            raise ValueError("search needs a corpus, but index was not called; call index first")
         corpus, self._corpus = self._corpus, None
         ids = list(queries["id"])
         texts = query_texts(queries, task_metadata, num_proc)

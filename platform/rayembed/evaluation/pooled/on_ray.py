@@ -256,7 +256,7 @@ def _check_room(workers: Workers) -> None:
             ", ".join(f"{node.get(kind, 0.0):g} {kind}s" for kind in each) for node in nodes
         )
         raise PlacementError(
-            f"placement.workers={workers.number} need {wanted} each, all of it on one node, but "
-            f"only {fit} fit: the cluster's nodes have {there}. Request fewer workers, or less for "
+            f"placement.workers={workers.number} need {wanted} each on one node, but only {fit} "
+            f"workers fit: the cluster's nodes have {there}. Request fewer workers, or less for "
             "each" + (", or compute on CPUs (placement.use_gpu=false)" if workers.gpu else "")
         )

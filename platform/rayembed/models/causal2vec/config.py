@@ -32,8 +32,8 @@ class EncoderConfig(Settings):
     def _frozen_has_no_adapters(self) -> "EncoderConfig":
         if self.frozen and self.lora is not None:
             raise ValueError(
-                "encoder.lora puts adapters on an encoder that encoder.frozen=true keeps as it is; "
-                "set encoder.frozen=false, or encoder.lora=null"
+                "encoder.lora trains adapters of the encoder, but encoder.frozen=true forbids "
+                "that; set encoder.frozen=false, or encoder.lora=null"
             )
         return self
 

@@ -59,7 +59,8 @@ class Causal2VecTokenizer:
             if self.budget(role) <= 0:
                 raise ConfigError(
                     f"{role}_max_length is {length}, but special tokens, prompt_start, prompt_end "
-                    f"and Contextual tokens need {length - self.budget(role)} of them; raise it"
+                    f"and Contextual tokens need {length - self.budget(role)} tokens of it; set "
+                    "it higher"
                 )
 
         limit = 0 if config.examples is None else config.examples.max_tokens

@@ -207,8 +207,8 @@ class CDE(TransformerModel):
         if not self._told:
             self._told = True
             logger.warning(
-                "no corpus is set, so texts are embedded without context. Vectors for one corpus "
-                "are better with documents of this corpus as context (set_corpus)"
+                "no corpus is set, so texts are embedded without context. Call set_corpus with "
+                "documents of your corpus to get better vectors"
             )
         return self.no_context()
 

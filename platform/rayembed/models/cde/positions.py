@@ -59,10 +59,9 @@ class SequenceLayout:
             or (window is not None and backbone.config.model_type != "modernbert")
         ):
             raise ConfigError(
-                "model.backbone.path: an encoder of the family "
-                f"{backbone.config.model_type!r} does not take all positions from its caller, so "
-                "the order of context documents would matter; use NomicBERT, ModernBERT, BERT, "
-                "RoBERTa or XLM-R"
+                f"model.backbone.path: an encoder of the family {backbone.config.model_type!r} "
+                "computes some positions itself instead of using the given ones, so the order of "
+                "context documents would matter; use NomicBERT, ModernBERT, BERT, RoBERTa or XLM-R"
             )
         if config.normalize_twice and backbone.config.model_type != "modernbert":
             raise ConfigError(

@@ -242,7 +242,9 @@ def loaded_architectures() -> Iterator[Any]:
         except ImportError as error:  # models of other kinds need it not
             if settings.__module__.startswith("rayembed."):
                 raise
-            logger.warning("architecture %s cannot be imported: %s", settings.architecture, error)
+            logger.warning(
+                "skipping %s, which cannot be imported: %s", settings.architecture, error
+            )
 
 
 def check_for_sentence_transformers(folder: Path) -> None:
@@ -281,7 +283,7 @@ def check_backbone(folder: Path) -> Any:
     if getattr(settings, "is_encoder_decoder", False):
         raise ArtifactError(
             f"the model in {str(folder)!r} (family {settings.model_type!r}) has an encoder and a "
-            "decoder; supported are encoders and decoders alone"
+            "decoder, but only models with one of them are supported"
         )
     if is_quantised(settings) and find_spec("compressed_tensors") is None:
         raise ArtifactError(
@@ -341,8 +343,9 @@ def cut_layers(settings: Any, number: int) -> None:
     """
     if number > settings.num_hidden_layers:
         raise ConfigError(
-            f"model.backbone.num_layers is {number}, but the model has "
-            f"{settings.num_hidden_layers}; take fewer, or null for all"
+            f"model.backbone.num_layers is {number}, but the model has only "
+            f"{settings.num_hidden_layers} layers; set num_layers to at most this number, or to "
+            "null for all layers"
         )
     settings.num_hidden_layers = number
     # Families whose layers are of several types name the type of each.

@@ -168,15 +168,15 @@ def read_header(path: Path) -> dict[str, Any]:
         header = json.loads(text)
     except ValueError as error:
         raise ArtifactError(
-            f"{str(path)!r} is cut off or no safetensors file ({size} bytes); copy or download it "
-            "again"
+            f"{str(path)!r} is cut off or is not a safetensors file ({size} bytes); copy or "
+            "download it again"
         ) from error
     tensors = {name: value for name, value in header.items() if name != "__metadata__"}
     end = 8 + length + max((value["data_offsets"][1] for value in tensors.values()), default=0)
     if size < end:
         raise ArtifactError(
-            f"{str(path)!r} is cut off: it has {size} bytes and its header states {end}; copy or "
-            "download it again"
+            f"{str(path)!r} is cut off: it has {size} bytes, but its header states {end} bytes; "
+            "copy or download it again"
         )
     return tensors
 

@@ -212,14 +212,14 @@ def read_stated(folder: Path) -> Stated:
     default = stated.get("default_prompt_name")
     if default is not None and default not in {"query", "document", *prompts}:
         raise ArtifactError(
-            f"{str(path)!r} has default_prompt_name={default!r}, which is none of its prompts, "
+            f"{str(path)!r} has default_prompt_name={default!r}, which is not one of its prompts, "
             f"{sorted(prompts)}"
         )
     width = stated.get("truncate_dim")
     if width is not None and (type(width) is not int or width < 1):
         raise ArtifactError(
-            f"{str(path)!r} has truncate_dim={width!r}; supported are whole numbers from 1, and "
-            "null for whole vectors"
+            f"{str(path)!r} has truncate_dim={width!r}; supported are whole numbers of at least "
+            "1, and null for vectors of full width"
         )
     texts = {name: text or "" for name, text in prompts.items()}
     return Stated(texts, texts.get(default, ""), stated.get("similarity_fn_name"), width)
@@ -254,7 +254,7 @@ def check_known(path: Path, settings: Mapping[str, Any], known: Collection[str])
     if unknown:
         raise ArtifactError(
             f"{str(path)!r} has {unknown[0]}={settings[unknown[0]]!r}, which may change vectors "
-            f"and is not supported; known are {', '.join(known)}: {_ADVICE}"
+            f"and is not supported; supported settings are {', '.join(known)}: {_ADVICE}"
         )
 
 
@@ -348,7 +348,8 @@ def _read_transformer(folder: Path) -> int | None:
     length = settings.get("max_seq_length")
     if length is not None and (type(length) is not int or length < 1):
         raise ArtifactError(
-            f"{str(path)!r} has max_seq_length={length!r}; supported are whole numbers from 1"
+            f"{str(path)!r} has max_seq_length={length!r}; supported are whole numbers of at "
+            "least 1"
         )
     return length
 

@@ -71,8 +71,8 @@ def find_start(folders: Path | Mapping[str, Path], config: ModelConfig) -> Start
         if start.load_head is not None and folders[name] != folder:
             logger.warning(
                 "the head of the start model %s was trained with its own %s, but this run uses "
-                "another one, so its head is initialised randomly (name the start model in "
-                "model.%s.path too, to keep both)",
+                "another one, so the head is initialised randomly (to keep both, name the start "
+                "model in model.%s.path too)",
                 *(folder, name, name),
             )
             start = start._replace(load_head=None)
@@ -106,7 +106,8 @@ def _of_rayembed(folder: Path, config: ModelConfig) -> Start:
         load = partial(load_head, path=folder / POOLING_FILE)
         return Start(backbone, load)
     logger.warning(
-        "the start model %s has the head %s but this run has %s: its head is initialised randomly",
+        "the start model %s has the head %s, but this run has %s, so its head is initialised "
+        "randomly",
         *(folder, saved.head_settings, config.head_settings),
     )
     return Start(backbone, None)

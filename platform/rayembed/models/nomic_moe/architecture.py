@@ -141,8 +141,8 @@ class NomicMoeArchitecture(Architecture):
 def _check_backbone_settings(config: NomicMoeConfig) -> None:
     if config.backbone.num_layers is not None:
         raise ConfigError(
-            "model.backbone.num_layers: a nomic-moe keeps all layers of its backbone; set it to "
-            "null"
+            "model.backbone.num_layers: a nomic-moe model always keeps all layers of its "
+            "backbone; set num_layers to null"
         )
     for name in ("attention_dropout", "hidden_dropout"):
         if getattr(config.backbone, name) > 0:

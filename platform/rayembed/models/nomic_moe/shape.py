@@ -119,8 +119,8 @@ def shape_of(settings: Mapping[str, Any], where: str) -> EncoderShape:
     missing = [name for name in _REQUIRED if name not in settings]
     if settings.get("model_type") != MODEL_TYPE or missing:
         raise ArtifactError(
-            f"{where!r} is no NomicBert in its published layout: model_type "
-            f"{settings.get('model_type')!r}, lacking {missing}"
+            f"{where!r} is not a NomicBert in its published layout: its config.json has "
+            f"model_type {settings.get('model_type')!r} and lacks the settings {missing}"
         )
     for name, allowed in _FIXED.items():
         if name in settings and settings[name] not in allowed:

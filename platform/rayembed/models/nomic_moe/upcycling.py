@@ -209,6 +209,6 @@ def _padded(rows: Tensor, wanted: int) -> Tensor:
     if len(rows) > wanted:
         raise ArtifactError(
             f"the weights have {len(rows)} word embeddings, but config.json requires {wanted} "
-            "(rounded up); use both files of one model"
+            "(rounded up); use weights and config.json of the same model"
         )
     return torch.cat([rows, rows.new_zeros(wanted - len(rows), rows.shape[1])])

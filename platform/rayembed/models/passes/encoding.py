@@ -240,11 +240,11 @@ def check_vectors(model: EmbeddingModel, what: str) -> None:
     if len(wrong):
         bad = int(wrong[0])
         raise ArtifactError(
-            f"{what}: its vectors of {len(wrong)} of {len(PROBES)} short texts are no "
-            f"unit vectors (that of {PROBES[bad]!r} begins with {vectors[bad, :3].tolist()}), "
+            f"{what}: its vectors of {len(wrong)} of {len(PROBES)} short test texts do not have "
+            f"length 1 (the vector of {PROBES[bad]!r} begins with {vectors[bad, :3].tolist()}), "
             "although its weights are finite: its activations overflow, so the model is useless "
-            "and is not saved. Training has diverged, or the model it started from had: lower "
-            "the learning rate, or warm up longer, and train under another --name"
+            "and is not saved. Training diverged, or it started from a diverged model: lower the "
+            "learning rate or lengthen the warm-up, and train again under another --name"
         )
 
 
@@ -298,8 +298,8 @@ def _check(texts: Sequence[object], role: str, allow_empty: bool) -> None:
             text.encode()
         except UnicodeEncodeError:
             raise DataError(
-                f"texts[{place}] ({text[:40]!r}) contains half of a surrogate pair, which is "
-                "no character; repair the text or leave it out"
+                f"texts[{place}] ({text[:40]!r}) contains half of a surrogate pair, which is not "
+                "a valid character; repair the text or leave it out"
             ) from None
         if not (allow_empty or has_content(text)):
             empty.append(place)

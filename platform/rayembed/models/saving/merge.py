@@ -139,7 +139,7 @@ def check_shares(method: Method, number: int, shares: Sequence[float] | None) ->
     wanted = {"linear": number, "slerp": 1, "task_arithmetic": number - 1}[method]
     if number < 2 or (method == "slerp" and number != 2):
         needs = "exactly two models" if method == "slerp" else "at least two models"
-        raise ConfigError(f"{method} takes {needs}, but {number} were given")
+        raise ConfigError(f"{method} merges {needs}, but {number} were given")
     if shares is None:
         return {
             "linear": (1 / number,) * number,
@@ -153,13 +153,13 @@ def check_shares(method: Method, number: int, shares: Sequence[float] | None) ->
             "task_arithmetic": "one of each model after the base, which comes first",
         }[method]
         raise ConfigError(
-            f"{method} of {number} models takes {wanted} shares ({of}), but {len(shares)} were "
+            f"{method} of {number} models needs {wanted} shares ({of}), but {len(shares)} were "
             "given"
         )
     if method == "linear" and abs(sum(shares) - 1) > 1e-6:
         raise ConfigError(f"the shares of a linear merge must sum to 1, but sum to {sum(shares):g}")
     if method == "slerp" and not 0 <= shares[0] <= 1:
-        raise ConfigError(f"the share of a slerp must be from 0 to 1, but is {shares[0]:g}")
+        raise ConfigError(f"the share of a slerp must be between 0 and 1, but is {shares[0]:g}")
     return tuple(shares)
 
 
