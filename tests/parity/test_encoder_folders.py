@@ -200,7 +200,7 @@ def test_projections_are_trained_and_exported(tmp_path, decoder):
         ("2_Dense/config.json", {"activation_function": "torch.nn.SELU"}, "torch.nn.SELU"),
         ("2_Dense/config.json", {"use_residual": True}, "use_residual=True"),
         ("2_Dense/config.json", {"module_input_name": "token_embeddings"}, "module_input_name="),
-        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "supported is 'feature"),
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "only 'feature"),
         ("sentence_bert_config.json", {"do_lower_case": "yes"}, "do_lower_case='yes'"),
         ("sentence_bert_config.json", {"modality_config": {"message": {}}}, "chat template"),
         ("config_sentence_transformers.json", {"similarity_fn_name": "manhattan"}, "'manhattan'"),

@@ -113,7 +113,7 @@ def test_what_is_refused_of_a_held_out_part(tmp_path):
     values["data"]["datasets"].append(more)
     two = parse(Run, {**values, "stages": [*values["stages"], second]})
     assert of_stages(two, ["finetune"]).validation_names == ("pairs-held-out",)
-    with pytest.raises(ConfigError, match="no data set of this run holds a part out"):
+    with pytest.raises(ConfigError, match="no data set of this run has a held-out part"):
         of_stages(two, ["second"])
 
 
@@ -128,7 +128,7 @@ def test_what_is_refused_of_a_held_out_part(tmp_path):
         ("evaluation.validation.data.kind=wiki", "must be one of"),
         (
             "evaluation.validation.data={kind: held_out}",
-            "no data set of this run holds a part out; set data.datasets",
+            "no data set of this run has a held-out part; set data.datasets",
         ),
         ("evaluation.validation.patience=1", "no setting 'evaluation.validation.patience'"),
     ],

@@ -214,7 +214,7 @@ def test_without_faiss_an_approximate_search_is_refused_before_vectors_are_made(
     with pytest.raises(ConfigError, match=r"mining\.search.*'\.\[cpu\]'"):
         mine(tmp_path, rows, configured(search="hnsw"))
     assert not (tmp_path / "out").exists()
-    with pytest.raises(ConfigError, match="search at exact"):
+    with pytest.raises(ConfigError, match="search=exact"):
         configured(pool="given", search="ivf")
 
 

@@ -296,7 +296,9 @@ def test_vectors_in_object_storage_are_copied_once(files, tmp_path, monkeypatch)
         store = TeacherVectorLookup.open(plan.teachers[0])
         with monkeypatch.context() as patch:
             patch.setattr("shutil.disk_usage", lambda _: type("U", (), {"free": 10}))
-            with pytest.raises(AssetError, match=r"take [\d,]+ bytes in the cache .* 10 are free"):
+            with pytest.raises(
+                AssetError, match=r"need [\d,]+ bytes in the cache .* only 10 bytes are free"
+            ):
                 store.fetch()
         store.fetch()
         copied = list_files(str(tmp_path / "cache/teacher_vectors"), recursive=True)

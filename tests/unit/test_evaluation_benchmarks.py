@@ -121,7 +121,7 @@ def test_sizes_are_told_without_any_data():
             {"benchmarks": ["MTEB(eng,v1)"]},
             "no benchmark 'MTEB(eng,v1)'; did you mean 'MTEB(eng, v1",
         ),
-        ({"benchmarks": ["MIEB(eng)"]}, "has tasks over image"),
+        ({"benchmarks": ["MIEB(eng)"]}, "has tasks with inputs of type image"),
         ({"tasks": ["SciFacts"]}, "mteb has no task 'SciFacts'; did you mean 'SciFact'?"),
         ({"tasks": ["qqq qqq"]}, "mteb has no task 'qqq qqq'; mteb.get_tasks() lists all"),
         ({"tasks": ["CIFAR10"]}, "is over image"),

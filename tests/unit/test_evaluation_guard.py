@@ -294,7 +294,7 @@ def test_without_scores_of_queries_there_is_no_interval():
         (["evaluation.before_training=false"], "before_training=true"),
         (
             ["data.datasets.pairs.held_out=null"],
-            "no data set holds a part out; set evaluation.guard=null",
+            "no data set has a held-out part; set evaluation.guard=null",
         ),
         (["evaluation.guard.own_sets=[mine]"], "own_sets lacks"),
         (["evaluation.guard.shares=[1.0]"], "shares"),

@@ -56,7 +56,7 @@ def test_an_elastic_run_is_refused():
 
 
 def test_a_model_without_experts_is_refused():
-    with pytest.raises(ConfigError, match=r"the model \(biencoder\) has no experts; leave it at 1"):
+    with pytest.raises(ConfigError, match=r"the model \(biencoder\) has no experts; set it to 1"):
         override(get_recipe("biencoder"), ["placement.workers=2", "placement.expert_parallel=2"])
 
 

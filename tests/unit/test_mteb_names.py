@@ -40,7 +40,7 @@ def test_the_index_takes_what_mteb_takes():
         (Scores(tasks=("zzz",)), "mteb.get_tasks() lists all"),
         (Scores(benchmarks=("MTEB(eng v1)",)), "did you mean 'MTEB(eng, v1)'?"),
         (Scores(benchmarks=("wikipedai",)), "did you mean 'wikipedia'?"),
-        (Scores(tasks=("VisualSTS17Eng",)), "is over image; only tasks over texts"),
+        (Scores(tasks=("VisualSTS17Eng",)), "has inputs of type image, but only tasks over texts"),
     ],
 )
 def test_a_wrong_name_is_refused_with_the_nearest(scores, message):

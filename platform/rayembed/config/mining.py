@@ -274,8 +274,8 @@ class MiningConfig(TeacherStep):
             )
         if self.pool == "given" and (self.corpus is not None or self.skip or self.search != _EXACT):
             raise ValueError(
-                "pool 'given' searches no corpus: leave corpus at null, skip at 0 and search at "
-                "exact"
+                "pool 'given' searches no corpus, so settings of the search have no effect: set "
+                "corpus=null, skip=0 and search=exact"
             )
         return self
 

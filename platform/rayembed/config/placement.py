@@ -354,7 +354,7 @@ def check_expert_parallel(model: ArchitectureConfig, placement: Placement) -> No
     if not model.num_experts:
         raise ValueError(
             f"{asked} spreads the experts of a mixture over workers, but the model ({model.kind}) "
-            "has no experts; leave it at 1"
+            "has no experts; set it to 1"
         )
     if model.num_experts % size:
         raise ValueError(

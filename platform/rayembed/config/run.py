@@ -105,9 +105,10 @@ class Run(NamedRun):
         if validation is not None and isinstance(validation.data, HeldOutValidation):
             if not self.held_out_datasets:
                 raise ValueError(
-                    "evaluation.validation.data.kind 'held_out' scores held-out parts, but no data "
-                    "set of this run holds a part out; set data.datasets.NAME.held_out={kind: "
-                    "fraction}, or data.kind=own_sets, beir or mteb"
+                    "evaluation.validation.data.kind 'held_out' scores held-out parts, but no "
+                    "data set of this run has a held-out part; set "
+                    "data.datasets.NAME.held_out={kind: fraction}, or data.kind=own_sets, beir "
+                    "or mteb"
                 )
             check_names("evaluation.validation.weights", validation.weights, self.validation_names)
 

@@ -284,7 +284,8 @@ def check_guard(guard: GuardConfig, evaluation: EvaluationConfig, holds_out: boo
             )
     if not (holds_out or own):
         raise ValueError(
-            "evaluation.guard compares models on your own data, but no data set holds a part out; "
-            "set evaluation.guard=null, or name your own judged sets in evaluation.own_sets, or "
-            "hold a part out (data.datasets.NAME.held_out={kind: fraction})"
+            "evaluation.guard compares models on your own data, but no data set has a held-out "
+            "part; set evaluation.guard=null, or name your own judged sets in "
+            "evaluation.own_sets, or hold out a part (data.datasets.NAME.held_out={kind: "
+            "fraction})"
         )

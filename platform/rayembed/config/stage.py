@@ -212,7 +212,7 @@ class StageConfig(Settings):
                 f"stage {self.name!r}: teachers have no effect, because the loss "
                 f"{self.loss.kind!r} does not read their vectors; use a loss that does "
                 "(vector_distillation, similarity_distillation), set "
-                "loss.false_negatives.by=teachers, or remove them"
+                "loss.false_negatives.by=teachers, or remove the teachers"
             )
         if len(set(self.teachers)) < len(self.teachers):
             raise ValueError(

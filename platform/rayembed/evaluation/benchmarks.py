@@ -116,8 +116,8 @@ def benchmark_tasks(name: str, *, also: Sequence[str] = ()) -> tuple[MtebTask, .
         raise ConfigError(no_benchmark(name, (*benchmark_names(), *also))) from None
     if others := other_inputs(benchmark.tasks):
         raise ConfigError(
-            f"the benchmark {name!r} has tasks over {', '.join(others)}; "
-            "only benchmarks over texts are evaluated"
+            f"the benchmark {name!r} has tasks with inputs of type {', '.join(others)}, but only "
+            "benchmarks over texts are evaluated"
         )
     return tuple(_factory(task) for task in benchmark.tasks)
 
@@ -132,8 +132,8 @@ def named_tasks(names: Iterable[str]) -> tuple[MtebTask, ...]:
     for factory in found:
         if others := other_inputs([factory.load()]):
             raise ConfigError(
-                f"the task {factory.name!r} is over {', '.join(others)}; "
-                "only tasks over texts are evaluated"
+                f"the task {factory.name!r} has inputs of type {', '.join(others)}, but only "
+                "tasks over texts are evaluated"
             )
     return found
 

@@ -76,8 +76,8 @@ def check_benchmark(setting: str, name: str, also: Iterable[str] = ()) -> None:
         return
     if (inputs := known.other_benchmarks.get(name)) is not None:
         raise ConfigError(
-            f"{setting}: the benchmark {name!r} has tasks over {inputs}; "
-            "only benchmarks over texts are evaluated"
+            f"{setting}: the benchmark {name!r} has tasks with inputs of type {inputs}, but only "
+            "benchmarks over texts are evaluated"
         )
     raise ConfigError(f"{setting}: {no_benchmark(name, (*known.benchmarks, *also))}")
 
@@ -89,7 +89,8 @@ def check_task(setting: str, name: str) -> None:
         return
     if (inputs := known.other_tasks.get(name)) is not None:
         raise ConfigError(
-            f"{setting}: the task {name!r} is over {inputs}; only tasks over texts are evaluated"
+            f"{setting}: the task {name!r} has inputs of type {inputs}, but only tasks over texts "
+            "are evaluated"
         )
     raise ConfigError(f"{setting}: {no_task(name, known.tasks)}")
 

@@ -210,9 +210,10 @@ class TeacherVectorLookup:
         there = next(folder for folder in entry.parents if folder.exists())
         if (free := shutil.disk_usage(there).free) < needed:
             raise AssetError(
-                f"the vectors of the teacher {self.manifest['teacher']!r} take {needed:,} bytes "
-                f"in the cache {str(cache_folder())!r} of this machine, but {free:,} are free "
-                "there; make room, or set RAYEMBED_CACHE to a folder on a larger disk"
+                f"the vectors of the teacher {self.manifest['teacher']!r} need {needed:,} bytes "
+                f"in the cache {str(cache_folder())!r} of this machine, but only {free:,} bytes "
+                "are free there; free some space, or set RAYEMBED_CACHE to a folder on a larger "
+                "disk"
             )
 
     @property

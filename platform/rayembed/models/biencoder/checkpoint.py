@@ -150,8 +150,8 @@ def _check_similarity(folder: Path, stated: Stated, *, normalized: bool) -> None
         why += "" if stated.width is None else f" and cuts them (truncate_dim={stated.width})"
         raise ArtifactError(
             f"{str(folder)!r} compares vectors by {stated.similarity!r}{why} "
-            "(similarity_fn_name); rayembed's vectors are of unit length, so supported are "
-            "'cosine', and 'dot' after a Normalize module"
+            "(similarity_fn_name), but rayembed's vectors are of unit length, so only 'cosine' is "
+            "supported, and 'dot' after a Normalize module"
         )
 
 

@@ -201,8 +201,8 @@ def read_stated(folder: Path) -> Stated:
     check_known(path, stated, _STATED)
     if (kind := stated.get("model_type")) not in (None, "SentenceTransformer"):
         raise ArtifactError(
-            f"{str(path)!r} has model_type={kind!r}; supported is 'SentenceTransformer', one dense "
-            "vector for each text"
+            f"{str(path)!r} has model_type={kind!r}, but only 'SentenceTransformer', with one "
+            "dense vector for each text, is supported"
         )
     prompts = stated.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(
@@ -314,7 +314,8 @@ def _check_feature(path: Path, settings: Mapping[str, Any]) -> None:
     for key in _FEATURES:
         if settings.get(key) not in (None, "sentence_embedding"):
             raise ArtifactError(
-                f"{str(path)!r} has {key}={settings[key]!r}; supported is 'sentence_embedding'"
+                f"{str(path)!r} has {key}={settings[key]!r}, but only 'sentence_embedding' is "
+                "supported"
             )
 
 
@@ -330,20 +331,21 @@ def _read_transformer(folder: Path) -> int | None:
     for key, harmless in _OF_TRANSFORMER.items():
         if key in settings and settings[key] not in harmless:
             raise ArtifactError(
-                f"{str(path)!r} has {key}={settings[key]!r}; supported is {harmless[0]!r}"
+                f"{str(path)!r} has {key}={settings[key]!r}, but only {harmless[0]!r} is supported"
             )
     modalities = settings.get("modality_config") or {"text": _PLAIN_TEXT}
     if "message" in modalities:
         raise ArtifactError(
-            f"{str(path)!r} puts texts into a chat template (modality_config has 'message'); "
-            "supported is plain text"
+            f"{str(path)!r} puts texts into a chat template (modality_config has 'message'), but "
+            "only plain text is supported"
         )
     text = dict(modalities.get("text") or {})
     if text.get("method_output_name") == ["last_hidden_state"]:
         text["method_output_name"] = "last_hidden_state"
     if text != _PLAIN_TEXT:
         raise ArtifactError(
-            f"{str(path)!r} has modality_config={modalities!r}; supported is {_PLAIN_TEXT} for text"
+            f"{str(path)!r} has modality_config={modalities!r}, but only {_PLAIN_TEXT} is "
+            "supported for text"
         )
     length = settings.get("max_seq_length")
     if length is not None and (type(length) is not int or length < 1):

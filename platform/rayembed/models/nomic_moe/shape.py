@@ -125,7 +125,7 @@ def shape_of(settings: Mapping[str, Any], where: str) -> EncoderShape:
     for name, allowed in _FIXED.items():
         if name in settings and settings[name] not in allowed:
             raise ArtifactError(
-                f"{where!r} has {name}={settings[name]!r}; supported is {allowed[0]!r}"
+                f"{where!r} has {name}={settings[name]!r}, but only {allowed[0]!r} is supported"
             )
     every = int(settings.get("moe_every_n_layers") or 0)
     return EncoderShape(
