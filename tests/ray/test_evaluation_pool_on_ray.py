@@ -168,7 +168,9 @@ def test_what_fails_is_told_and_stops_nothing_else(cluster):
 def test_models_and_clusters_that_will_not_do_are_refused_before_any_task(cluster):
     with pytest.raises(ArtifactError, match="no weights in 'here'"):
         list(run_jobs([Broken()], Missing(), None, Workers()))
-    with pytest.raises(PlacementError, match=r"workers=9 need 1 CPUs each, .* only 4 fit"):
+    with pytest.raises(
+        PlacementError, match=r"workers=9 need 1 CPUs each on one node, .* only 4 workers fit"
+    ):
         list(run_jobs([Broken()], WordSpec(), None, Workers(number=9)))
     with pytest.raises(PlacementError, match=r"need 1 CPUs and 1 GPUs each"):
         list(run_jobs([Broken()], WordSpec(), None, Workers(gpu=True)))

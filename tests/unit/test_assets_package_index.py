@@ -76,7 +76,7 @@ def test_a_file_and_a_folder_of_a_wheel(index, cache):
     with pytest.raises(AssetError, match=r"neither config\.json nor modules\.json.*text\.txt"):
         resolve_model(folder, cache=cache)
     with pytest.raises(
-        AssetError, match=rf"has no file or folder .*other.*it has .*{NAME}/data/text\.txt"
+        AssetError, match=rf"has no file or folder .*other.*it contains .*{NAME}/data/text\.txt"
     ):
         resolve(reference.replace("text.txt", "other.txt"), cache=cache)
 

@@ -288,7 +288,7 @@ OTHERS = {
     "no value": (["stages.finetune.steps="], ["stages.finetune.steps = ''"]),
     "warm-up": (
         ["stages.finetune.optimizer.warmup_steps=100", "stages.finetune.steps=50"],
-        ["warmup_steps 100", "50 steps"],
+        ["warmup_steps 100", "50 training steps"],
     ),
     "temperature": (["stages.finetune.loss.temperature=0"], ["stages.finetune.loss.temperature"]),
     "shares": (["placement.workers=3"], ["cannot be shared equally"]),

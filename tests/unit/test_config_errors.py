@@ -188,7 +188,7 @@ def test_negatives_that_no_data_set_has_are_refused():
 def test_nobody_is_asked_for_more_negatives_than_there_can_be():
     run = get_recipe("nvembed-quickstart")
     with pytest.raises(
-        ConfigError, match=r"'wiki-topic\S*' draws 7; raise data.datasets.wiki-topic"
+        ConfigError, match=r"'wiki-topic\S*' draws only 7; raise data.datasets.wiki-topic"
     ):
         override(
             run,
@@ -213,7 +213,7 @@ def test_negatives_that_no_stage_takes_are_refused():
         override(run, [mining])
     with pytest.raises(ConfigError, match=r"num_negatives=3 \(it is 0\)"):
         override(run, [mining, "data.datasets.pairs.mining.num_negatives=3"])
-    with pytest.raises(ConfigError, match=r"pairs\.source\.negatives gives .*\(finetune\)"):
+    with pytest.raises(ConfigError, match=r"pairs\.source\.negatives provides .*\(finetune\)"):
         override(run, ["data.datasets.pairs.source.negatives=negatives"])
     taken = override(run, [mining, "stages.finetune.batch.num_negatives=7"])
     assert taken.stages[0].batch.num_negatives == 7

@@ -340,8 +340,8 @@ def test_results_need_a_place():
         ("it's", '"\'"'),
         ('a"b', "'\"'"),
         ("a/b@c", "'/', '@'"),
-        (".a", "begins with"),
-        ("", "begins"),
+        (".a", "starting with"),
+        ("", "starting with"),
     ],
 )
 def test_a_registered_models_name_is_one_that_mlflow_can_search(name, seen):

@@ -116,7 +116,9 @@ def test_what_miners_map_of_a_large_corpus_is_made_again(
     broken = damage_files(tmp_path / "cache", r"mining/corpus-[^/]+/files/\w+\.npy", damage)
     assert len(broken) == 10
     if damage == "flip":  # what is shorter is no whole entry, and filled again at once
-        with pytest.raises(ArtifactError, match=r"mining/corpus.*is broken.*Remove it") as caught:
+        with pytest.raises(
+            ArtifactError, match=r"mining/corpus.*is broken.*Remove the file"
+        ) as caught:
             again()
         follow(caught.value)
     assert again() == wanted

@@ -327,7 +327,7 @@ def test_records_of_an_earlier_job_hand_their_part_on(tmp_path: Path) -> None:
     third = prepare(tmp_path / "third", {"third": {"source": again, "held_out": FRACTION}})
     assert retrieval_set(third["third"]) == (documents, judged)
     groups = {"kind": "groups", "column": "id", "share": 0.5}
-    with pytest.raises(ConfigError, match=r"have a held-out part already"):
+    with pytest.raises(ConfigError, match=r"already have a held-out part"):
         prepare(tmp_path / "second", {"later": {"source": source, "held_out": groups}})
 
 
@@ -463,7 +463,7 @@ def test_a_part_of_another_form_is_not_handed_on(
         first = prepare(tmp_path / "first", {"pairs": pairs(path)})["pairs"]
     later = {"source": {"kind": "records", "path": first.folder}}
     with pytest.raises(
-        ArtifactError, match=r"compares texts by version 0 .* prepare these records"
+        ArtifactError, match=r"identifies texts by version 0 .* prepare these records"
     ):
         prepare(tmp_path / "second", {"later": later})
 

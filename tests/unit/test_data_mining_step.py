@@ -521,7 +521,7 @@ def test_broken_and_missing_files_of_vectors(name, tmp_path) -> None:
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     shutil.rmtree(tmp_path / "out/data/mined")
-    with pytest.raises(ArtifactError, match=rf"{name}' is broken: .*Remove it"):
+    with pytest.raises(ArtifactError, match=rf"{name}' is broken: .*Remove the file"):
         mine(tmp_path, rows, configured())
     path.unlink()
     again, _ = mine(tmp_path, rows, configured())

@@ -179,7 +179,7 @@ def test_too_little_scratch_is_told_before_work(tmp_path: Path, monkeypatch) -> 
     monkeypatch.setattr("rayembed.data.plan.scratch.shutil.disk_usage", lambda path: usage)
     parts = parts_of(tmp_path, made_up_rows("a", 24), 24)
     config = PlanConfig({"a": 1.0}, 12, 2, 2, 0, True, "stage")
-    told = r"the order of stage 'stage' needs [\d,]+ bytes .* has only 1,000 free.*set TMPDIR"
+    told = r"the order of stage 'stage' needs [\d,]+ bytes .* has only 1,000 bytes free.*set TMPDIR"
     with pytest.raises(StorageFullError, match=told):
         write_plan(str(tmp_path / "plan"), {"a": parts}, config)
     assert not (tmp_path / "plan").exists()

@@ -167,7 +167,7 @@ def test_teachers_of_the_models_width_need_no_projection():
     always = VectorDistillation(projection=True).initial_parameters(Widths(8, (8,)))
     assert torch.equal(always["projection"], torch.eye(8))
     with pytest.raises(
-        ConfigError, match=r"vectors have 8 dimensions and those .* teachers 8, 5; set"
+        ConfigError, match=r"vectors have 8 dimensions and those .* teachers have 8, 5; set"
     ):
         VectorDistillation(projection=False).initial_parameters(Widths(8, (8, 5)))
     same = (TEACHERS[1],)

@@ -100,7 +100,7 @@ def test_a_stages_teachers_are_opened_and_their_widths_fit_the_loss(run, folder)
     with pytest.raises(ConfigError, match="no trained parameter matches 'loss:projection'"):
         check_inputs(override(taught(folder / "encoder"), [rates]))
     with pytest.raises(
-        ConfigError, match=r"have 32 dimensions and those of the stage's teachers 64"
+        ConfigError, match=r"have 32 dimensions and those of the stage's teachers have 64"
     ):
         check_inputs(taught(folder / "wide", projection=False))
     with pytest.raises(AssetError, match=r"stages\.one\.teachers\.0\.teacher cannot be used"):

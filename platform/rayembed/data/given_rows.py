@@ -68,7 +68,7 @@ def table_of_rows(rows: Rows) -> pa.Table:
             f"not {type(rows).__name__}"
         )
     if not table.num_rows:
-        raise DataError("rows is empty: the list or table has no rows")
+        raise DataError("there are no rows: the list or table is empty")
     _check_lists(table)
     plain = [
         field.with_type(pa.string()) if pa.types.is_large_string(field.type) else field

@@ -140,7 +140,7 @@ def usable_rows(
     found = {}
     for number, name in enumerate(sorted(config.weights)):
         if not sum(part.rows for part in parts[name]):
-            raise DataError(f"data set {name!r} has no usable row")
+            raise DataError(f"data set {name!r} is empty: it has no usable row")
         if config.policy == "clustered":
             found[name] = _of_whole_batches(name, parts[name], config, batch_pairs.get(name))
             continue
