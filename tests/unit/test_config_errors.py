@@ -198,7 +198,9 @@ def test_nobody_is_asked_for_more_negatives_than_there_can_be():
                 "data.datasets.wiki-description.mining.num_negatives=8",
             ],
         )
-    with pytest.raises(ConfigError, match=r"'wiki-\w+' mines 7; raise .*mining\.num_negatives or"):
+    with pytest.raises(
+        ConfigError, match=r"'wiki-\w+' mines only 7; raise .*mining\.num_negatives or"
+    ):
         override(run, ["stages.blend.batch.num_negatives=8"])
     override(run, ["stages.blend.batch.num_negatives=7"])
 

@@ -280,7 +280,7 @@ def test_rejected_share_empty_and_contradicting_settings(root: Path, tmp_path: P
     (root / "pairs.jsonl").write_text("\n")
     with pytest.raises(DataError, match=r"'own' is empty: .* has 0 rows"):
         prepare(make_run(root), at(storage))
-    with pytest.raises(ConfigError, match=r"num_negatives 5 .*'text' mines 3"):
+    with pytest.raises(ConfigError, match=r"num_negatives 5 .*'text' mines only 3"):
         prepare(make_run(root, stages__1__batch__num_negatives=5), at(storage))
 
 

@@ -124,7 +124,7 @@ def test_sizes_are_told_without_any_data():
         ({"benchmarks": ["MIEB(eng)"]}, "has tasks with inputs of type image"),
         ({"tasks": ["SciFacts"]}, "mteb has no task 'SciFacts'; did you mean 'SciFact'?"),
         ({"tasks": ["qqq qqq"]}, "mteb has no task 'qqq qqq'; mteb.get_tasks() lists all"),
-        ({"tasks": ["CIFAR10"]}, "is over image"),
+        ({"tasks": ["CIFAR10"]}, "has inputs of type image"),
         ({"benchmarks": ["MIRACL"], "languages": ["arr"]}, "'arr'; did you mean 'ar'?"),
     ],
 )

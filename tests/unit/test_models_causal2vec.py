@@ -363,7 +363,7 @@ def test_lengths_beyond_learnt_positions_are_refused_for_opt_too(tmp_path, folde
     save_other(tmp_path, "opt")
     parts = {**folders, "backbone": tmp_path}
     check_buildable(config(lora=None, query_max_length=128), parts)
-    with pytest.raises(ConfigError, match=r"query_max_length is 129, .* only 128 learnt positions"):
+    with pytest.raises(ConfigError, match=r"query_max_length is 129, .* learnt only 128 positions"):
         check_buildable(config(lora=None, query_max_length=129), parts)
 
 

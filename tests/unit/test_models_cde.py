@@ -225,7 +225,7 @@ def test_a_context_of_other_type_is_taken(model):
 
 def test_learnt_positions_bound_the_text_and_counted_ones_the_context_too(stages):
     check_buildable(settings(query_max_length=64), stages["bert"])
-    with pytest.raises(ConfigError, match=r"query_max_length is 65.* only 64 learnt positions"):
+    with pytest.raises(ConfigError, match=r"query_max_length is 65.* learnt only 64 positions"):
         check_buildable(settings(query_max_length=65), stages["bert"])
     with pytest.raises(ConfigError, match=r"take 14 of them; set it to at most 50"):
         check_buildable(settings(query_max_length=64, context_positions="counted"), stages["bert"])

@@ -161,7 +161,7 @@ def test_negatives_that_no_mining_gives_are_told_before_anything_starts(tmp_path
     path.write_text(run.to_yaml())
     arguments = ["--recipe", str(path), "--set", "stages.retrieval.batch.num_negatives=grid(1, 5)"]
     assert sweep_job()(arguments) == 2
-    assert "mines 2" in capsys.readouterr().err
+    assert "mines only 2" in capsys.readouterr().err
 
 
 def test_the_job_prints_errors_without_a_traceback(tmp_path):

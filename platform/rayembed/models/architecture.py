@@ -296,7 +296,7 @@ def check_positions(setting: str, length: int, part: Any, what: str, added: int 
     if positions is not None and length + added > positions:
         behind = f", and the tokens before a text take {added} of them" if added else ""
         raise ConfigError(
-            f"{setting} is {length}, but the {what} has only {positions} learnt "
+            f"{setting} is {length}, but the {what} has learnt only {positions} "
             f"positions{behind}; set it to at most {max(positions - added, 0)}"
         )
 
