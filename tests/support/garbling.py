@@ -90,7 +90,7 @@ def follow(error: ArtifactError) -> None:
     if found := re.search(r"Remove the folder '([^']+)'", text):
         shutil.rmtree(found[1])
         return
-    assert re.search(r"Remove (it|this file alone) and start", text), text
+    assert re.search(r"Remove (it|the file|this file alone) and start", text), text
     named = [Path(name) for name in re.findall(r"'([^']+)'", text)]
     (file,) = {path for path in named if path.is_file()}
     file.unlink()

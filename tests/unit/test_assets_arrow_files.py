@@ -156,7 +156,7 @@ def test_a_row_that_a_file_does_not_have_is_told(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(parquet_bytes(pa.table({"a": list(range(64))}), 16))
     with pytest.raises(
-        ArtifactError, match=r"it has 64 rows, but row 64 is requested\. Make it anew"
+        ArtifactError, match=r"the file has 64 rows, but row 64 was requested\. Make it anew"
     ):
         read_sealed(str(path), remedy="Make it anew", rows=range(60, 65))
 

@@ -271,7 +271,9 @@ def test_what_is_missing_or_broken_is_told(files, tmp_path) -> None:
     run = run_of({"source": files}, SMALL, num_negatives=0)
     plan = BatchPlan.open(prepare(run, context(tmp_path / "out"))["first"])
     store = TeacherVectorLookup.open(plan.teachers[0])
-    with pytest.raises(DataError, match=r"lack 1 of 1 query texts of a step.*Remove that folder"):
+    with pytest.raises(
+        DataError, match=r"lack 1 of the 1 query texts of a step.*Remove that folder"
+    ):
         store([("query", text_hash("never seen"))])
     path = next((tmp_path / "out/data/vectors").glob("*/*.queries.npy"))
     content = bytearray(path.read_bytes())

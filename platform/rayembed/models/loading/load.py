@@ -247,8 +247,8 @@ def check_loadable(folder: Path) -> ModelConfig:
             architecture_of(config).check_part(config, name, at)
         if config.has_head and not (folder / POOLING_FILE).is_file():
             raise ArtifactError(
-                f"the model in {str(folder)!r} is incomplete: the file {POOLING_FILE} with the "
-                "weights of its head is missing; copy or export the folder again"
+                f"the model in {str(folder)!r} is incomplete: the file {POOLING_FILE} is missing, "
+                "which holds the weights of the model's head; copy or export the folder again"
             )
     else:
         found = published(folder)
