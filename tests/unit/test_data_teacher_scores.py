@@ -85,7 +85,8 @@ def earlier(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_rows_of_which_none_has_a_score_are_refused(loss: dict[str, Any], tmp_path: Path) -> None:
     source = earlier(tmp_path)
-    with pytest.raises(DataError, match=r"none of the rows .* such scores \(0 of 32 of own\)") as told:
+    refused = r"none of the rows .* such scores \(0 of 32 of own\)"
+    with pytest.raises(DataError, match=refused) as told:
         prepare(make_run(tmp_path, loss, own={"source": source}), context(tmp_path))
     assert "data.datasets.own.mining={teacher: …}, with pool=given" in str(told.value)
     assert [path.suffix for path in (tmp_path / "out/plans").iterdir()] == [".lock"]
