@@ -424,7 +424,7 @@ def test_a_data_set_without_a_large_language_is_out_and_others_go_on(
     small = parts_of(tmp_path / "small", records("a", 48, languages=5))
     settings = config(policy="homogeneous", temperature=temperature)
     made = write(tmp_path / "plan", {"a": small, "b": parts["b"]}, settings)
-    assert "48 rows of a are in languages with fewer rows" in caplog.text
+    assert "48 rows of data set a are in languages with fewer rows" in caplog.text
     told = made.manifest["datasets"]["a"]
     assert (told["rows"], told["drawn"], told["epochs"], told["steps"]) == (0, 0, 0.0, 0)
     assert told["rejected"] == {"fewer rows of its language than a batch": 48}
