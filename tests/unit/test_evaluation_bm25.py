@@ -9,7 +9,9 @@ from mteb.mocks.mock_tasks import retrieval as mocks
 from mteb.models.model_implementations import bm25 as of_mteb
 from mteb.types import PromptType
 
+from rayembed.data.words import search_words
 from rayembed.evaluation.bm25 import Bm25
+from rayembed.search.bm25_library import bm25s
 
 TASK = mocks.MockRetrievalTask()
 
@@ -71,6 +73,60 @@ def test_what_stands_in_the_title_alone_is_found():
     queries = Dataset.from_dict({"id": names, "text": [f"where is {name}" for name in names]})
     found = found_by(Bm25(), {"corpus": corpus, "queries": queries}, TASK)
     assert [next(iter(documents)) for documents in found.values()] == names
+
+
+# Query, documents, and the one that answers.
+UNSPACED = {
+    "Chinese": (
+        "登录密码忘了怎么办",
+        [
+            "如果您忘记了登录密码，请点击“找回”。",
+            "发票将在三个工作日内寄出。",
+            "产品支持两年保修。",
+        ],
+        0,
+    ),
+    "Japanese": (
+        "佐々木さんの領収書",
+        [
+            "支払いはカードでできます。",
+            "領収書は佐々木が発行しました。",
+            "保証期間は二〇二五年までです。",
+        ],
+        1,
+    ),
+    "Thai": ("คืนเงิน", ["ติดต่อเราได้ทุกวัน", "สินค้าหมดแล้ว", "ขอคืนเงินได้ภายในเจ็ดวัน"], 2),
+    "one character": ("猫", ["犬小屋の作り方", "黒猫が寝ている", "鳥かご"], 1),
+    "half-width": ("ｶﾒﾗ", ["デジタルカメラの電池", "三脚", "レンズ"], 0),
+    "Hindi": ("मेरी किताब", ["यह कलम है", "वह किताब अच्छी है", "दो घर"], 1),
+}
+
+
+@pytest.mark.parametrize("script", UNSPACED)
+def test_words_of_scripts_without_spaces_are_characters_and_pairs_of_them(script):
+    query, texts, wanted = UNSPACED[script]
+    names = [str(place) for place in range(len(texts))]
+    corpus = Dataset.from_dict({"id": names, "text": texts})
+    queries = Dataset.from_dict({"id": ["q"], "text": [query]})
+    found = found_by(Bm25(), {"corpus": corpus, "queries": queries}, TASK)["q"]
+    best = max(found, key=found.__getitem__)
+    assert best == str(wanted)
+    of_bm25s = bm25s.tokenize([query, texts[wanted]], return_ids=False, show_progress=False)
+    # Marks end a word there, so that parts of Thai words are found by chance.
+    assert script == "Thai" or not set(of_bm25s[0]) & set(of_bm25s[1])
+
+
+def test_other_texts_have_the_words_of_bm25s():
+    texts = [
+        "It's x² in Straße 5a, naïve_user — “quoted” 🎉 iPhone15!",
+        "L’été à Paris; ΑΒΓ и ЖЗ",
+        "한국어 문장",
+        "",
+    ]
+    wanted = bm25s.tokenize(texts, stopwords=None, return_ids=False, show_progress=False)
+    assert [search_words(text) for text in texts] == wanted
+    mixed = search_words("Straße x2 的iPhone15手机")
+    assert mixed == ["straße", "x2", "的", "iphone15", "手", "机", "手机"]
 
 
 def test_of_documents_without_a_word_none_is_found():

@@ -8,10 +8,15 @@ from typing import Any
 import numpy as np
 from mteb.models import ModelMeta
 
+from rayembed.data.words import search_words
 from rayembed.evaluation.model_spec import SCORES, model_meta
 from rayembed.evaluation.pooled.model import all_documents, query_texts
 from rayembed.results.costs import Cost
 from rayembed.search.bm25_library import bm25s
+
+
+_CODE_VERSION = 2
+"""Number of the splitting into words (`search_words`), in the revision of results."""
 
 
 def bm25_meta(name: str, revision: str) -> ModelMeta:
@@ -27,9 +32,11 @@ def bm25_revision() -> str:
 class Bm25:
     """Implements mteb's `SearchProtocol`: Lucene's BM25 over lower-case words, English stop words
     left out, no stemming (k1 = 1.5, b = 0.75).
+
+    Of scripts without spaces between words, characters and pairs of them are words.
     """
 
-    revision = f"bm25s-{version('bm25s')}"
+    revision = f"bm25s-{version('bm25s')}-words{_CODE_VERSION}"
 
     def __init__(self, meta: ModelMeta | None = None) -> None:
         self.mteb_model_meta = meta or bm25_meta("bm25", self.revision)
@@ -80,7 +87,19 @@ class Bm25:
 
 
 def _words(texts: list[str]) -> Any:
-    return bm25s.tokenize(texts, stopwords="en", show_progress=False)
+    vocabulary: dict[str, int] = {}
+    ids = [
+        [
+            vocabulary.setdefault(word, len(vocabulary))
+            for word in search_words(text)
+            if word not in _STOP_WORDS
+        ]
+        for text in texts
+    ]
+    return bm25s.tokenization.Tokenized(ids, vocabulary)
+
+
+_STOP_WORDS = frozenset(bm25s.stopwords.STOPWORDS_EN)
 
 
 def _arrays(index: Any) -> list[np.ndarray]:

@@ -6,7 +6,7 @@ from difflib import SequenceMatcher
 from functools import lru_cache
 
 from rayembed.data.languages import language_of, script_of
-from rayembed.data.words import words
+from rayembed.data.words import search_words, words
 from rayembed.evaluation.query_results import QueryResult
 
 CUT = "cut by the length limit"
@@ -136,8 +136,8 @@ def _exact_words(evidence: Evidence) -> LikelyCause | None:
     for document in evidence.lost:
         lexical, own = evidence.lexical.rank_of(document), evidence.worse.rank_of(document)
         if lexical is not None and lexical <= _GOOD_RANK and (own is None or own > _GOOD_RANK):
-            answer = {*words(evidence.texts.get(document, ""))}
-            common = [w for w in words(evidence.text) if w in answer]
+            answer = {*search_words(evidence.texts.get(document, ""))}
+            common = [w for w in search_words(evidence.text) if w in answer]
             shown = ", ".join(dict.fromkeys(sorted(common, key=len, reverse=True)[:3]))
             at = "not among the first ten" if own is None else f"at rank {own}"
             return LikelyCause(
