@@ -72,6 +72,11 @@ def test_a_run_an_evaluation_and_a_comparison_have_clean_scores(tmp_path, capsys
     print_evaluated(evaluated, out, tracking_uri="sqlite:///m.db")
     assert "20.0 %" in out.getvalue()
 
+    values["model"] = {"reference": outcome.version.uri, "dtype": "float32"}
+    registered = with_findings(evaluate(parse(EvaluationRun, values)))
+    told = {one.title: one for one in registered.findings}["Clean scores"]
+    assert told.metrics == finding.metrics, "the MLflow run of the version names its plans"
+
     folders = ["--results", str(tmp_path / "outputs/evaluation"), "--output", str(tmp_path / "out")]
     assert run_compare_job([*folders, "--findings", "clean_scores"]) == 0
     assert "20.0 %" in capsys.readouterr().out

@@ -1,6 +1,8 @@
 """Clean scores of mteb's own tasks, read from a hub on loopback, and declared training data."""
 
+import json
 from functools import partial
+from pathlib import Path
 
 import pytest
 from mteb_hub import mteb_hub
@@ -12,7 +14,8 @@ from rayembed.evaluation.pooled.here import run_here
 from rayembed.evaluation.score import Store, score
 from rayembed.pipeline.evaluate.findings import ScoredModels
 from rayembed_extras.clean_scores.declared import declared_tasks
-from rayembed_extras.clean_scores.finding import clean_scores, plans_beside
+from rayembed_extras.clean_scores.finding import clean_scores
+from rayembed_extras.clean_scores.plans import PlansUnknownError, plans_of
 from rayembed_extras.clean_scores.scored_texts import task_texts
 
 SCORED = (
@@ -97,6 +100,8 @@ def test_declared_tasks_have_their_reason():
 class Scored:
     """Scores of one task, of which only names are read."""
 
+    model = None
+
     def __init__(self, **known):
         self.meta = model_meta("m", "r", **known)
         self.tasks = [type("Scoring", (), {"name": "NQ", "score": 0.5})()]
@@ -111,10 +116,61 @@ def test_without_a_plan_declared_data_alone_are_reported(tmp_path):
     assert clean_scores(unknown) is None
 
 
+def judged(reference, folder, **known):
+    scored = Scored()
+    scored.model = type("Spec", (), {"reference": reference, **known})()
+    return ScoredModels({"m": scored}, "m", None, reference, str(folder))
+
+
 def test_the_plans_of_a_model_in_the_folder_of_its_run_are_known(tmp_path):
     run = tmp_path / "runs" / "r"
-    (run / "models" / "finetune").mkdir(parents=True)
+    model = run / "models" / "finetune"
+    model.mkdir(parents=True)
     (run / "plans.json").write_text('{"finetune": "abc-1"}')
-    assert plans_beside(str(run / "models" / "finetune")) == [str(tmp_path / "plans" / "abc-1")]
-    assert plans_beside(str(tmp_path / "elsewhere" / "models" / "m")) == []
-    assert plans_beside("hf://org/name@main") == []
+    assert plans_of(judged(str(model), tmp_path)) == [str(tmp_path / "plans" / "abc-1")]
+    elsewhere = tmp_path / "elsewhere" / "models" / "m"
+    elsewhere.mkdir(parents=True)
+    (line,) = clean_scores(judged(str(elsewhere), tmp_path)).lines
+    assert line == (f"Clean scores are not known: {elsewhere} does not lie in the folder of a run.")
+    assert plans_of(judged("hf://org/name@main", tmp_path)) == []
+
+
+class Client:
+    """MLflow with one version, whose run has a record."""
+
+    def __init__(self, record):
+        self.record = record
+
+    def get_model_version_by_alias(self, name, alias):
+        return type("Version", (), {"run_id": "run", "version": "3"})()
+
+    def list_artifacts(self, run_id):
+        return [type("File", (), {"path": "provenance.json"})()] if self.record else []
+
+    def download_artifacts(self, run_id, name, folder):
+        path = Path(folder) / name
+        path.write_text(json.dumps(self.record))
+        return str(path)
+
+
+def test_the_plans_of_a_registered_version_are_those_of_its_run(tmp_path, monkeypatch):
+    """In the storage of the evaluation, or beside MLflow's SQLite file."""
+    client = Client({"plans": {"finetune": "abc-1"}})
+    monkeypatch.setattr("rayembed_extras.clean_scores.plans.connect", lambda uri: client)
+    uri = f"sqlite:///{tmp_path}/trained/mlflow.db"
+    subject = judged("models:/m@champion", tmp_path / "storage", tracking_uri=uri)
+    with pytest.raises(
+        PlansUnknownError, match=r"abc-1 of models:/m@champion is not in .*storage or"
+    ):
+        plans_of(subject)
+    for place in ("trained", "storage"):
+        plan = tmp_path / place / "plans" / "abc-1"
+        plan.mkdir(parents=True)
+        (plan / "manifest.json").write_text("{}")
+        assert plans_of(subject) == [str(plan)]
+    for record in (None, {"data": {}}):
+        client.record = record
+        (line,) = clean_scores(subject).lines
+        assert line == (
+            "Clean scores are not known: the MLflow run of models:/m@champion names no batch plan."
+        )

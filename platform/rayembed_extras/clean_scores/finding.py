@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,9 +11,9 @@ from rayembed.assets.storage import exists, join, read_bytes, remove_folder
 from rayembed.display.tables import MISSING, Cell, Table
 from rayembed.evaluation.plan import Scoring
 from rayembed.pipeline.evaluate.findings import ComparedModels, Finding, ScoredModels
-from rayembed.pipeline.run.folders import PLANS_FILE
 from rayembed_extras.clean_scores.declared import declared_tasks
 from rayembed_extras.clean_scores.overlap import ScoredPart, TaskOverlap, task_overlaps
+from rayembed_extras.clean_scores.plans import PlansUnknownError, plans_of
 from rayembed_extras.clean_scores.scored_texts import task_texts
 from rayembed_extras.clean_scores.search import CONTAINED, EQUAL, SIMILAR, TestTexts
 
@@ -37,13 +36,19 @@ def clean_scores(scored: ScoredModels) -> Finding | None:
     """Search the model's batch plans for the test texts of all scored tasks, and compute the scores
     without them.
 
-    None where neither a plan nor declared training data of the model are known.
+    None for models of others without declared training data.
     """
     names = [scoring.name for scoring in scored.judged.tasks if scoring.score is not None]
     declared = declared_tasks(scored.judged.meta, names)
-    plans = list(scored.plans.values()) or plans_beside(scored.reference)
+    plans, reason = list[str](), "no batch plan is known"
+    try:
+        plans = plans_of(scored)
+    except PlansUnknownError as error:
+        reason = str(error)
+        if not declared:
+            return Finding(lines=(f"Clean scores are not known: {reason}.",))
     if not plans:
-        return _of_declared(declared, len(names)) if declared else None
+        return _of_declared(declared, len(names), reason) if declared else None
     texts, failed = TestTexts(), dict[str, str]()
     parts = list(_parts(scored, texts, failed))
     folder = join(scored.storage, "clean-scores", uuid4().hex)
@@ -53,19 +58,6 @@ def clean_scores(scored: ScoredModels) -> Finding | None:
         remove_folder(folder)
     overlaps = task_overlaps(parts, found)
     return _finding(scored, overlaps, parts, declared, failed)
-
-
-def plans_beside(reference: str) -> list[str]:
-    """Return the batch plans of the run whose folder contains the model; empty for models from
-    elsewhere.
-    """
-    place = reference if "://" in reference else str(Path(reference).expanduser().absolute())
-    run_folder = "/".join(place.rstrip("/").split("/")[:-2])
-    path = join(run_folder, PLANS_FILE)
-    if not place.startswith(("/", "s3://", "gs://")) or not exists(path):
-        return []
-    storage = "/".join(run_folder.split("/")[:-2])
-    return [join(storage, "plans", name) for name in json.loads(read_bytes(path)).values()]
 
 
 def _parts(scored: ScoredModels, texts: TestTexts, failed: dict[str, str]) -> Iterator[ScoredPart]:
@@ -93,9 +85,9 @@ def _entry(scoring: Scoring, piece: object, split: str, subset: str) -> Mapping[
     return next((row for row in rows if row["hf_subset"] == subset), None)
 
 
-def _of_declared(declared: Mapping[str, str], tasks: int) -> Finding:
+def _of_declared(declared: Mapping[str, str], tasks: int, reason: str) -> Finding:
     rows = [[task, reason] for task, reason in declared.items()]
-    line = f"{len(declared)} of {tasks} tasks are not zero-shot; no batch plan is known."
+    line = f"{len(declared)} of {tasks} tasks are not zero-shot; {reason}."
     return Finding(Table(["Task", "Not zero-shot"], rows, title="Clean scores"), (line,))
 
 

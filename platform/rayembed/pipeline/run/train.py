@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.assets.storage import write_atomic
+from rayembed.assets.storage import file_name, write_atomic
 from rayembed.config.data_run import data_of
 from rayembed.config.reports import MIRRORS, check_mirrors
 from rayembed.config.run import Run
@@ -186,6 +186,7 @@ def train_claimed(
         for mirror in mirrors:
             stack.callback(mirror.close)
         found = collect_provenance(runtime.hardware(run.placement))
+        found["plans"] = {stage: file_name(plan) for stage, plan in plans.items()}
         found["data"] = {stage: data_provenance(plan) for stage, plan in plans.items()}
         found |= provenance_of_teachers(run, plans)
         found |= {
