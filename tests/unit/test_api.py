@@ -342,7 +342,7 @@ def test_a_run_that_is_done_stays_when_its_name_is_used_for_other_rows(folder):
     assert rayembed.train(folder / "encoder", pairs, **given).folder == made.folder
 
 
-def test_a_set_in_memory_is_scored_as_one_on_disk(trained, folder):
+def test_a_set_in_memory_is_scored_as_one_on_disk(trained, folder, capsys):
     texts = {f"d{i}": f"{i} cats dogs river {i}" for i in range(12)}
     judged = {
         "queries": {"q1": "number 1 cats", "q2": "number 7 river"},
@@ -352,6 +352,15 @@ def test_a_set_in_memory_is_scored_as_one_on_disk(trained, folder):
     here = rayembed.evaluate(trained[0], judged, output=folder / "out")
     (place,) = (folder / "out" / "data" / "given").glob("set-*")
     assert rayembed.evaluate(trained[0].folder, place, output=folder / "out") == here
+    capsys.readouterr()
+    rows = rayembed.evaluate(trained[0], judged, baselines=True, output=folder / "out")
+    ((task, score),) = here.items()
+    assert set(rows) == {task, f"{task}, bm25", f"{task}, hybrid"}
+    assert rows[task] == score
+    assert rows[f"{task}, bm25"] > rows[f"{task}, hybrid"] > 0
+    printed = capsys.readouterr().out
+    assert "hybrid with BM25" in printed
+    assert "Less the model" in printed
     with pytest.raises(
         DataError, match="an in-memory set must have the keys corpus, qrels, queries"
     ):

@@ -18,6 +18,7 @@ from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.config.types import is_unicode
 from rayembed.data.given_rows import Rows, rows_file
+from rayembed.display.tables import console
 from rayembed.errors import DataError
 from rayembed.recipes.catalogue import OWN_CORPUS, get_recipe
 
@@ -40,10 +41,13 @@ def evaluate(
     model: "Embedder | Trained | str | Path",
     tasks: str | Path | Sequence[str] | Mapping[str, Any],
     *,
+    baselines: bool = False,
     output: str | Path = "outputs",
     settings: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
     """Evaluate a model and return the main score of each task; stored scores are reused.
+
+    With baselines the table of the evaluation is printed, with differences and costs.
 
     Args:
         model: a result of `train` or `load`, or whatever `rayembed evaluate --model` takes.
@@ -52,14 +56,17 @@ def evaluate(
             {query id: {document id: grade}}}`, whose score is nDCG@10. Ids are texts or numbers; a
             document may be `{"title": …, "text": …}`; a list or set of document ids stands for
             grades of 1; a Series is taken as the dict of its index and values.
+        baselines: whether BM25 and hybrid search of both are scored beside the model on all
+            retrieval tasks; their scores are returned as `"TASK, bm25"` and `"TASK, hybrid"`.
         output: folder or address of object storage for results and embeddings.
-        settings: further settings by path, as those of the job's `--set`; `{"baselines":
-            "own_sets"}` stores scores of BM25 and hybrid search beside the model's.
+        settings: further settings by path, as those of the job's `--set`; `{"reranker.model": …}`
+            with baselines adds `"TASK, reranked"` and `"TASK, hybrid-reranked"`.
 
     Raises:
         RayembedError: what is wrong and what to do; also when a task cannot be scored.
     """
     from rayembed.pipeline.evaluate.evaluate import evaluate as evaluate_run
+    from rayembed.pipeline.evaluate.report import evaluated_table
     from rayembed.pipeline.storage import absolute_storage
 
     in_memory = isinstance(tasks, Mapping)
@@ -71,7 +78,7 @@ def evaluate(
     asked: dict[str, Any] = {
         "model": {"reference": reference_of(reference)},
         "placement": {"storage_path": storage},
-        "baselines": "none",  # their scores would not be returned
+        "baselines": "all" if baselines else "none",
         **_asked(tasks, storage),
     }
     run = overridden(EvaluationRun, asked, assignments_of(settings or {}))
@@ -79,7 +86,11 @@ def evaluate(
         result = evaluate_run(run)
     for _, error in result.failed:
         raise error
-    return result.scored.scores
+    further = result.scored.further
+    if further:
+        console().print(evaluated_table(result))
+    beside = {f"{t}, {row}": s for row, one in further.items() for t, s in one.scores.items()}
+    return result.scored.scores | beside
 
 
 def _asked(tasks: Any, storage: str) -> dict[str, Any]:

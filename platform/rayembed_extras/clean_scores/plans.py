@@ -5,6 +5,7 @@ that registered it.
 import json
 from pathlib import Path
 
+from rayembed.assets.names import check_inside
 from rayembed.assets.storage import exists, join, read_bytes
 from rayembed.assets.store import MANIFEST
 from rayembed.pipeline.evaluate.findings import ScoredModels
@@ -71,7 +72,8 @@ def _registered(reference: str, tracking_uri: str | None, storage: str) -> list[
     places = [storage, *([] if database is None else [str(database.parent)])]
     found = []
     for name in names.values():
-        folders = [join(place, "plans", name) for place in places]
+        inside = check_inside(name, f"the record of {reference}")
+        folders = [join(place, "plans", inside) for place in places]
         there = [folder for folder in folders if exists(join(folder, MANIFEST))]
         if not there:
             where = " or ".join(dict.fromkeys(places))

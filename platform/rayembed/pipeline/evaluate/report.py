@@ -59,7 +59,7 @@ def print_evaluated(evaluated: EvaluationResult, out: TextIO, *, tracking_uri: s
     """
     printer = console(out, soft_wrap=True)
     if evaluated.scored.tasks:
-        printer.print(_scores_table(evaluated))
+        printer.print(evaluated_table(evaluated))
     for benchmark, values in benchmark_averages(evaluated).items():
         heads = ["Language" if benchmark in BY_LANGUAGE else "Category", "Average"]
         rows = [[name, Cell(value, digits=4)] for name, value in values.items()]
@@ -99,7 +99,7 @@ _ROWS = {
 """Labels of the rows below a task's own."""
 
 
-def _scores_table(evaluated: EvaluationResult) -> Table:
+def evaluated_table(evaluated: EvaluationResult) -> Table:
     """Tabulate each task's score and, below it, the baselines' scores with their paired differences
     from it.
     """
