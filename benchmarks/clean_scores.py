@@ -1,19 +1,23 @@
 """What clean scores cost: all tasks of MTEB(eng, v2) against a batch plan, in one process.
 
-    python benchmarks/clean_scores.py [--scale 0.1] [--rows 4096] [--hub]
+    python benchmarks/clean_scores.py [--scale 0.1] [--rows 4096] [--hub | --corpus 1000000]
 
 Texts are made up: of every task as many as mteb has counted, of their mean length, words drawn by
 Zipf's law; the plan has as many rows as named, each with a query, a positive and seven negatives,
 and a hundredth of the queries. With --hub the tasks are read from the tests' hub on loopback
-instead, through mteb and `datasets`, with the few texts that it has.
+instead, through mteb and `datasets`, with the few texts that it has. With --corpus one search over
+so many made-up passages, in a file of Arrow, is read, and memory is that of the process without
+mapped files.
 """
 
 import argparse
 import resource
 import tempfile
+import threading
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -26,9 +30,9 @@ NEGATIVES = 7
 class Texts:
     """Made-up texts of a mean length in characters."""
 
-    def __init__(self):
+    def __init__(self, seed=0):
         share = 1 / np.arange(1, VOCABULARY + 1)
-        self._random = np.random.default_rng(0)
+        self._random = np.random.default_rng(seed)
         self._ends = np.cumsum(share / share.sum())
         letters = np.array(list("etaoinshrdlu"))
         self._words = ["".join(self._random.choice(letters, 4 + n % 4)) for n in range(VOCABULARY)]
@@ -85,35 +89,90 @@ def write_plan_of(folder, texts, rows, queries):
     return write_plan(f"{folder}/plan", parts, config).folder
 
 
+def in_memory():
+    """GiB of the process without mapped files."""
+    rows = Path("/proc/self/status").read_text().splitlines()
+    return next(int(row.split()[1]) for row in rows if row.startswith("RssAnon")) / 2**20
+
+
+class Peak:
+    """Highest memory in a block beyond that at its start, in GiB."""
+
+    def __enter__(self):
+        self.gib, self._start, self._over = 0.0, in_memory(), threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def _watch(self):
+        while not self._over.wait(0.02):
+            self.gib = max(self.gib, in_memory() - self._start)
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._thread.join()
+
+
+def over_one_corpus(folder, passages, rows):
+    from datasets import Dataset
+
+    from rayembed_extras.clean_scores.overlap import ScoredPart
+    from rayembed_extras.clean_scores.scored_texts import TaskPart
+    from rayembed_extras.clean_scores.search import TestTexts
+
+    def made():
+        texts = (text for block in Texts().make(passages, 370) for text in block)
+        yield from ({"id": str(n), "text": text} for n, text in enumerate(texts))
+
+    corpus = Dataset.from_generator(made, cache_dir=f"{folder}/cache")
+    queries = [text for block in Texts(1).make(5000, 60) for text in block]
+    plan = write_plan_of(folder, Texts(2), rows, [*queries[:40], *corpus[: rows // 10]["text"]])
+    names = [str(n) for n in range(len(queries))]
+    positives = [[name] for name in names]
+    task = TaskPart("test", "s", names, [(q,) for q in queries], None, corpus, positives)
+    metadata = SimpleNamespace(name="passages", main_score="ndcg_at_10")
+    began = time.perf_counter()
+    with Peak() as peak:
+        texts = TestTexts([plan], f"{folder}/index")
+        part = ScoredPart.of(metadata, task, {"main_score": 0.5}, texts)
+        texts.search()
+        part.mark(texts.found)
+    seen, there = (part.ways > 0).sum(), (part.seen_documents > 0).sum()
+    told(
+        f"{passages:,} passages",
+        began,
+        f"; without mapped files {peak.gib:.2f} GiB; seen: {seen:,} queries, {there:,} passages",
+    )
+
+
 def told(what, began, more=""):
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"{what}: {time.perf_counter() - began:,.1f} s, peak {peak:.2f} GiB{more}", flush=True)
 
 
 def at_published_sizes(folder, scale, rows):
-    from rayembed.data.engine.here import execute_here
     from rayembed_extras.clean_scores.search import TestTexts
 
-    texts, tests, queries, making = Texts(), TestTexts(), [], 0.0
+    texts, making = Texts(), 0.0
     counted = list(sizes())
+    queries = [text for block in Texts(1).make(rows // 100, 60) for text in block]
+    plan = write_plan_of(folder, Texts(2), rows, queries)
+    tests = TestTexts([plan], f"{folder}/index")
+    tests.add(queries)
     began, characters = time.perf_counter(), 0
     for _, side, number, mean in counted:
         documents, start = side.startswith("documents"), time.perf_counter()
         for block in texts.make(max(int(number * scale), 1), mean):
             making += time.perf_counter() - start
-            tests.add(block, documents=documents)
+            tests.add_documents(block) if documents else tests.add(block)
             characters += sum(map(len, block))
-            if not documents and len(queries) < rows // 100:
-                queries += block[:5]
             start = time.perf_counter()
-    seconds = time.perf_counter() - began - making
-    print(f"{tests.count:,} different texts, {characters / 1e6:,.0f} million characters")
-    print(f"hashed in {seconds:,.1f} s; making them took {making:,.1f} s more")
-    plan = write_plan_of(folder, texts, rows, queries)
-    began = time.perf_counter()
-    found = tests.search([plan], f"{folder}/index", execute_here)
-    told(f"searched in a plan of {rows:,} rows", began, f"; {(found > 0).sum():,} texts are there")
-    print(f"in all {seconds + time.perf_counter() - began:,.0f} s at scale {scale:g}")
+    tests.search()
+    seconds, found = time.perf_counter() - began - making, tests.found
+    print(f"{tests.count:,} texts, {characters / 1e6:,.0f} million characters")
+    what = f"searched in a plan of {rows:,} rows at scale {scale:g}"
+    told(what, began + making, f"; {(found > 0).sum():,} texts are there")
+    print(f"{seconds:,.0f} s without making texts")
 
 
 def repositories(tasks):
@@ -125,34 +184,32 @@ def repositories(tasks):
 
 def on_the_hub(folder, rows):
     from loopback import hub_beside
-    from rayembed.data.engine.here import execute_here
     from rayembed.errors import AssetError
     from rayembed.evaluation.benchmarks import benchmark_tasks
     from rayembed_extras.clean_scores.scored_texts import task_texts
     from rayembed_extras.clean_scores.search import TestTexts
 
     tasks = benchmark_tasks(BENCHMARK)
-    tests, queries, unread = TestTexts(), [], []
+    plan = write_plan_of(folder, Texts(), rows, [])
+    tests, unread = TestTexts([plan], f"{folder}/index"), []
     with hub_beside(partial(repositories, [task.load() for task in tasks]), f"{folder}/hub"):
         began = time.perf_counter()
         for factory in tasks:
             try:
                 for part in task_texts(factory.load()):
                     flat = [text for item in part.items for text in item]
-                    queries += flat[:1]
                     tests.add(flat)
-                    for block in part.document_texts() if part.documents is not None else ():
-                        tests.add(block, documents=True)
+                    for _, block in part.document_blocks():
+                        tests.add_documents(block)
             except AssetError as error:
                 unread.append(str(error))
         told(
             f"read {len(tasks) - len(unread)} tasks from the hub", began, f"; {tests.count:,} texts"
         )
     print("\n".join(unread))
-    plan = write_plan_of(folder, Texts(), rows, queries[: rows // 100])
     began = time.perf_counter()
-    found = tests.search([plan], f"{folder}/index", execute_here)
-    told(f"searched in a plan of {rows:,} rows", began, f"; {(found > 0).sum():,} texts are there")
+    tests.search()
+    told(f"searched in a plan of {rows:,} rows", began)
 
 
 def main():
@@ -160,10 +217,13 @@ def main():
     parser.add_argument("--scale", type=float, default=1.0, help="share of the published sizes")
     parser.add_argument("--rows", type=int, default=8192, help="of the plan")
     parser.add_argument("--hub", action="store_true", help="read the tests' hub on loopback")
+    parser.add_argument("--corpus", type=int, metavar="PASSAGES", help="one search over so many")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if asked.hub:
             on_the_hub(Path(folder), asked.rows)
+        elif asked.corpus:
+            over_one_corpus(folder, asked.corpus, asked.rows)
         else:
             at_published_sizes(folder, asked.scale, asked.rows)
 

@@ -19,8 +19,9 @@ def test_a_cluster_finds_what_one_process_finds(cluster, tmp_path):
         plans.append(plan_of(tmp_path / str(number), some))
     found = []
     for name, execute in (("here", in_process), ("cluster", execute_with_ray_data)):
-        texts = TestTexts()
+        texts = TestTexts(plans, str(tmp_path / name), execute)
         texts.add(queries)
-        found.append(texts.search(plans, str(tmp_path / name), execute).tolist())
+        texts.search()
+        found.append(texts.found.tolist())
     assert found[0] == found[1]
     assert [way > 0 for way in found[0]] == [True] * 30 + [False] * 30

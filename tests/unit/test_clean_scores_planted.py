@@ -159,23 +159,43 @@ def test_a_query_that_was_a_document_before_is_searched_in_all_ways(tmp_path):
     """The tasks that are scored along must not change what is clean."""
     inside = [QUERIES[n] for n in SEEN if len(QUERIES[n].split()) < 12]
     plan = plan_of(tmp_path, [*changed_by_a_word(), *(f"{text(30)} {one}" for one in inside)])
-    alone, after = search.TestTexts(), search.TestTexts()
-    numbers = alone.add(QUERIES)
-    shuffled = [*DOCUMENTS[:50], *reversed(QUERIES), *DOCUMENTS[50:]]
-    after.add(shuffled, documents=True)
-    numbers_after = after.add(QUERIES)
-    assert after.count == len(set(shuffled)), "no text is counted twice"
-    expected = alone.search([plan], str(tmp_path / "alone"))[numbers]
-    np.testing.assert_array_equal(
-        after.search([plan], str(tmp_path / "after"))[numbers_after], expected
-    )
+    alone = search.TestTexts([plan], str(tmp_path / "alone"))
+    after = search.TestTexts([plan], str(tmp_path / "after"))
+    numbers = alone.add([*QUERIES, *QUERIES[:9]])
+    assert alone.count == NUMBER, "equal texts are searched once"
+    after.add_documents([*DOCUMENTS, *reversed(QUERIES)])
+    numbers_after = after.add([*QUERIES, *QUERIES[:9]])
+    for one in (alone, after):
+        one.search()
+    expected = alone.found[numbers]
+    np.testing.assert_array_equal(after.found[numbers_after], expected)
     assert {2, 3} <= set(expected.tolist()), "contained and similar ones are among them"
+
+
+def test_blocks_of_any_size_find_the_same(scored, tmp_path, monkeypatch):
+    """Texts are dropped after each block, and a task may lie in several."""
+    plan = plan_of(tmp_path, planted([QUERIES[n] for n in SEEN]))
+    whole = found_in(scored, plan, tmp_path)
+    blocks, search_block = [], search._Block.search
+
+    def counted(block, *args):
+        blocks.append(block.first)
+        return search_block(block, *args)
+
+    monkeypatch.setattr(search._Block, "search", counted)
+    monkeypatch.setattr(search, "_AT_ONCE", 64)
+    for name, most in (("MOST_GRAMS", 100), ("MOST_CHARACTERS", 1000)):
+        with monkeypatch.context() as patch:
+            patch.setattr(search, name, most)
+            again = found_in(scored, plan, tmp_path)
+        assert again.metrics == whole.metrics
+        assert again.files == whole.files
+        assert len(blocks) > 6
+        blocks.clear()
 
 
 def test_a_file_whose_search_failed_is_searched_again(tmp_path, monkeypatch):
     plan = plan_of(tmp_path, changed_by_a_word())
-    texts = search.TestTexts()
-    numbers = texts.add(QUERIES)
     similar, calls = search.EvaluationIndex.similar_pairs, []
 
     def fails_once(*args):
@@ -193,9 +213,11 @@ def test_a_file_whose_search_failed_is_searched_again(tmp_path, monkeypatch):
             except OSError:
                 yield task(item)
 
-    found = texts.search([plan], str(tmp_path / "index"), again)
+    texts = search.TestTexts([plan], str(tmp_path / "index"), again)
+    numbers = texts.add(QUERIES)
+    texts.search()
     assert len(calls) > 1
-    assert (found[numbers] == 3).sum() == len(changed_by_a_word())
+    assert (texts.found[numbers] == 3).sum() == len(changed_by_a_word())
 
 
 def test_another_evaluation_keeps_the_rows_of_other_tasks(scored, tmp_path):

@@ -46,9 +46,10 @@ def test_the_texts_of_every_task_of_the_benchmark_are_read(hub):
         is_search = task.metadata.type in ("Retrieval", "Reranking")
         assert (part.documents is not None) == is_search
         if is_search:
-            known = {*part.document_ids()}
+            blocks = [*part.document_blocks()]
+            known = {name for ids, _ in blocks for name in ids}
             assert all(known.issuperset(of_query) for of_query in part.positives)
-            assert sum(map(len, part.document_texts())) == len(known)
+            assert sum(len(texts) for _, texts in blocks) == len(known)
 
 
 def test_clean_scores_of_all_kinds_of_tasks_agree_with_mteb(hub, tmp_path):
@@ -56,7 +57,7 @@ def test_clean_scores_of_all_kinds_of_tasks_agree_with_mteb(hub, tmp_path):
     store = Store(str(tmp_path / "results"))
     scored = score(Words(), tasks, partial(run_here, device="cpu"), store)
     (fiqa,) = task_texts(MtebTask("FiQA2018").load())
-    plan = plan_of(tmp_path, [fiqa.items[0][0], next(fiqa.document_texts())[0]])
+    plan = plan_of(tmp_path, [fiqa.items[0][0], next(fiqa.document_blocks())[1][0]])
     subject = ScoredModels({"m": scored}, "m", None, "/m", str(tmp_path), plans={"s": plan})
     finding = clean_scores(subject)
     assert set(finding.metrics["clean"]) == {*SCORED} - {*NO_ITEMS}

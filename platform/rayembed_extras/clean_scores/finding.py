@@ -7,12 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from uuid import uuid4
 
+import numpy as np
+
 from rayembed.assets.storage import exists, join, read_bytes, remove_folder
 from rayembed.display.tables import MISSING, Cell, Table
 from rayembed.evaluation.plan import Scoring
 from rayembed.pipeline.evaluate.findings import ComparedModels, Finding, ScoredModels
 from rayembed_extras.clean_scores.declared import declared_tasks
-from rayembed_extras.clean_scores.overlap import ScoredPart, TaskOverlap, task_overlaps
+from rayembed_extras.clean_scores.overlap import (
+    MOST_SHOWN,
+    ScoredPart,
+    TaskOverlap,
+    task_overlaps,
+)
 from rayembed_extras.clean_scores.plans import PlansUnknownError, plans_of
 from rayembed_extras.clean_scores.scored_texts import task_texts
 from rayembed_extras.clean_scores.search import CONTAINED, EQUAL, SIMILAR, TestTexts
@@ -20,9 +27,6 @@ from rayembed_extras.clean_scores.search import CONTAINED, EQUAL, SIMILAR, TestT
 logger = logging.getLogger(__name__)
 
 SCORES_FILE, TEXTS_FILE = "clean_scores.csv", "seen_texts.csv"
-_SHOWN_CHARACTERS = 200
-_MOST_TEXTS = 10_000
-"""Rows of `seen_texts.csv`."""
 _NAMED = 10
 _COLUMNS = (
     *("task", "items", "seen", EQUAL, CONTAINED, SIMILAR),
@@ -49,14 +53,18 @@ def clean_scores(scored: ScoredModels) -> Finding | None:
             return Finding(lines=(f"Clean scores are not known: {reason}.",))
     if not plans:
         return _of_declared(declared, len(names), reason) if declared else None
-    texts, failed = TestTexts(), dict[str, str]()
-    parts = list(_parts(scored, texts, failed))
+    failed, parts = dict[str, str](), list[ScoredPart]()
     folder = join(scored.storage, "clean-scores", uuid4().hex)
     try:
-        found = texts.search(plans, folder, scored.execute)
+        texts = TestTexts(plans, folder, scored.execute)
+        for part in _parts(scored, texts, failed):
+            parts.append(part)
+            _mark_searched(parts, texts)
+        texts.search()
+        _mark_searched(parts, texts)
     finally:
         remove_folder(folder)
-    overlaps = task_overlaps(parts, found)
+    overlaps = task_overlaps(parts)
     return _finding(scored, overlaps, parts, declared, failed)
 
 
@@ -78,6 +86,14 @@ def _parts(scored: ScoredModels, texts: TestTexts, failed: dict[str, str]) -> It
                 failed[piece.name] = str(error) or type(error).__name__
             else:
                 yield from parts
+
+
+def _mark_searched(parts: Sequence[ScoredPart], texts: TestTexts) -> None:
+    """Mark the parts whose texts are all searched, so that their texts are dropped."""
+    waiting = [part for part in parts if part.items and part.last <= texts.searched]
+    found = texts.found if waiting else np.empty(0, np.uint8)
+    for part in waiting:
+        part.mark(found)
 
 
 def _entry(scoring: Scoring, piece: object, split: str, subset: str) -> Mapping[str, object] | None:
@@ -176,13 +192,12 @@ def _csv_row(one: TaskOverlap, declared: Mapping[str, str]) -> list[object]:
 
 
 def _seen_texts(parts: Sequence[ScoredPart]) -> list[list[object]]:
-    rows: list[list[object]] = []
-    for part in parts:
-        for kind, name, way, text in part.seen_texts():
-            if len(rows) < _MOST_TEXTS:
-                shown = " ".join(text.split())[:_SHOWN_CHARACTERS]
-                rows.append([part.task, part.split, part.subset, kind, name, way, shown])
-    return rows
+    """Rows of `seen_texts.csv`."""
+    return [
+        [part.task, part.split, part.subset, "item", *seen]
+        for part in parts
+        for seen in part.seen_texts
+    ][:MOST_SHOWN]
 
 
 def _with_earlier(

@@ -2,7 +2,7 @@
 ones.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,9 @@ _STATISTICS: Mapping[str, Statistic] = {
 _NEAR = 5e-4
 """Most difference between a task's main score and the same from the stored outcomes."""
 _WAYS = (EQUAL, CONTAINED, SIMILAR)
+MOST_SHOWN = 10_000
+"""Seen items whose texts are listed."""
+_SHOWN_CHARACTERS = 200
 
 
 @dataclass
@@ -45,12 +48,13 @@ class ScoredPart:
     main_score: float
     names: list[str]
     items: list[tuple[str, ...]]
+    """Texts of each item; names and texts are dropped by `mark`."""
     item_of: np.ndarray
     """(texts,) int64 index of the item that each text belongs to."""
     numbers: np.ndarray
     """(texts,) int64 number of each text."""
-    documents: np.ndarray
-    """(documents,) int64 number of each document; empty for other tasks than retrieval."""
+    documents: range
+    """Numbers of the documents; empty for other tasks than retrieval."""
     positives: np.ndarray
     """(positives,) int64 indices of the documents that are relevant to a query, each once."""
     outcomes: np.ndarray | None
@@ -58,8 +62,11 @@ class ScoredPart:
     labels: np.ndarray | None
     statistic: Statistic | None
     ways: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
-    """(items,) uint8: how the item was seen, as `TestTexts.search` has it; set by `mark`."""
+    """(items,) uint8: how the item was seen, as `TestTexts.found` has it; set by `mark`."""
     seen_documents: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
+    """(documents,) uint8: the same of documents."""
+    seen_texts: list[tuple[str, str, str]] = field(default_factory=list)
+    """(name, way, text) of the first seen items."""
 
     @classmethod
     def of(
@@ -71,13 +78,12 @@ class ScoredPart:
         flat = [text for item in part.items for text in item]
         sizes = [len(item) for item in part.items]
         numbers = texts.add(flat)
-        documents, positives = np.empty(0, np.int64), np.empty(0, np.int64)
-        if part.documents is not None:
-            blocks = [texts.add(some, documents=True) for some in part.document_texts()]
-            documents = np.concatenate([documents, *blocks])
-            place = {name: index for index, name in enumerate(part.document_ids())}
-            relevant = {d for of_query in part.positives for d in of_query if d in place}
-            positives = np.array(sorted(place[name] for name in relevant), np.int64)
+        first, positives = texts.count, list[int]()
+        relevant = {document for of_query in part.positives for document in of_query}
+        for ids, some in part.document_blocks():
+            at = texts.count - first
+            positives += [at + place for place, name in enumerate(ids) if name in relevant]
+            texts.add_documents(some)
         outcomes = item_outcomes(entry)
         if stored := query_results(entry):
             known = all(name in stored for name in part.names)
@@ -93,21 +99,40 @@ class ScoredPart:
             part.items,
             np.repeat(np.arange(len(sizes)), sizes),
             numbers,
-            documents,
-            positives,
+            range(first, texts.count),
+            np.array(positives, dtype=np.int64),
             outcomes,
             None if part.labels is None else np.array(part.labels, dtype=np.float64),
             _STATISTICS.get(metadata.main_score),
         )
 
+    @property
+    def last(self) -> int:
+        """Number behind those of all texts."""
+        return max(self.documents.stop, int(self.numbers.max(initial=-1)) + 1)
+
     def mark(self, found: np.ndarray) -> None:
-        """Mark each item with the strongest match of its texts: equal, contained, or similar."""
+        """Mark each item with the strongest match of its texts: equal, contained, or similar.
+
+        Args:
+            found: how each text was seen, by its number.
+        """
         unseen = len(_WAYS) + 1
         of_texts = np.where(found[self.numbers] > 0, found[self.numbers], unseen)
         ways = np.full(len(self.items), unseen)
         np.minimum.at(ways, self.item_of, of_texts)
         self.ways = np.where(ways == unseen, 0, ways).astype(np.uint8)
-        self.seen_documents = found[self.documents]
+        self.seen_documents = found[self.documents.start : self.documents.stop].copy()
+        self.seen_texts = [
+            (
+                self.names[index],
+                _WAYS[int(self.ways[index]) - 1],
+                " ".join(" | ".join(self.items[index]).split())[:_SHOWN_CHARACTERS],
+            )
+            for index in np.flatnonzero(self.ways)[:MOST_SHOWN].tolist()
+        ]
+        self.names, self.items = [], []
+        self.item_of = self.numbers = np.empty(0, np.int64)
 
     @property
     def part_outcomes(self) -> PartOutcomes | None:
@@ -119,12 +144,6 @@ class ScoredPart:
         whole = clean_score([every])
         near = whole is not None and abs(whole.all - self.main_score) < _NEAR
         return part if near else None
-
-    def seen_texts(self) -> Iterator[tuple[str, str, str, str]]:
-        """Yield (kind, name, way, text) of each item that occurs in the training data."""
-        for index in np.flatnonzero(self.ways).tolist():
-            way = _WAYS[int(self.ways[index]) - 1]
-            yield "item", self.names[index], way, " | ".join(self.items[index])
 
 
 @dataclass(frozen=True)
@@ -155,15 +174,12 @@ class TaskOverlap:
         return bool(self.seen or self.seen_documents)
 
 
-def task_overlaps(parts: Sequence[ScoredPart], found: np.ndarray) -> list[TaskOverlap]:
-    """Compute the overlap of each task with the training data, in the order of the parts.
-
-    Args:
-        found: how each text was seen, by its number.
+def task_overlaps(parts: Sequence[ScoredPart]) -> list[TaskOverlap]:
+    """Compute the overlap of each task with the training data, in the order of the parts, which are
+    marked.
     """
     by_task: dict[str, list[ScoredPart]] = {}
     for part in parts:
-        part.mark(found)
         by_task.setdefault(part.task, []).append(part)
     return [_overlap(task, of_task) for task, of_task in by_task.items()]
 

@@ -14,7 +14,8 @@ from mteb.abstasks.sts import AbsTaskSTS
 
 from rayembed.evaluation.jobs import load_data
 
-DOCUMENTS_AT_ONCE = 8192
+_AT_ONCE = 8192
+"""Documents whose texts are in memory at once."""
 
 
 @dataclass
@@ -34,18 +35,15 @@ class TaskPart:
     positives: list[list[str]] = field(default_factory=list)
     """Ids of the relevant documents of each query."""
 
-    def document_texts(self) -> Iterator[list[str]]:
-        """Yield the documents' texts in order and in batches; a document without text yields its
-        title.
+    def document_blocks(self) -> Iterator[tuple[list[str], list[str]]]:
+        """Yield the ids and texts of the documents in order and in blocks; a document without text
+        has its title; nothing for other tasks.
         """
-        for start in range(0, len(self.documents), DOCUMENTS_AT_ONCE):
-            rows = self.documents[start : start + DOCUMENTS_AT_ONCE]
+        for start in range(0, 0 if self.documents is None else len(self.documents), _AT_ONCE):
+            rows = self.documents[start : start + _AT_ONCE]
             titles = rows.get("title") or [""] * len(rows["text"])
-            yield [t or title or "" for t, title in zip(rows["text"], titles, strict=True)]
-
-    def document_ids(self) -> list[str]:
-        """Return the ids of the documents, in order."""
-        return list(self.documents["id"])
+            texts = [t or title or "" for t, title in zip(rows["text"], titles, strict=True)]
+            yield rows["id"], texts
 
 
 def task_texts(task: Any) -> Iterator[TaskPart]:

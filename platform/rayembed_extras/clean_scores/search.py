@@ -6,8 +6,10 @@ width of letters, white space and punctuation. It is *contained* when at least h
 of 13 words stand in training texts; a text of 8 to 12 words must stand there as a whole. It is
 *similar* when it shares most of its BM25 weight with one training text (`data/cleaning/bm25.py`).
 
-Test texts are held as hashes. The files of the plan are read one after the other, each on its own,
-so that processes and machines share them; what one of them finds is a list of numbers.
+Test texts are held as hashes, and searched in blocks: when as many hashes are held as
+`MOST_GRAMS` allows, the plan is read for them, and they are dropped, so that memory does not grow
+with the corpora. The files of the plan are read one after the other, each on its own, so that
+processes and machines share them; what one of them finds is a list of numbers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -49,57 +51,121 @@ tell a copy from a document that shares a sentence."""
 _LONGEST_COMPARED = 64
 """Words of a text up to which it is looked for by similarity; of longer ones a near copy shares
 most n-grams."""
-_NO_DOCUMENT, _DOCUMENT, _BOTH = range(3)
 _AT_ONCE = 1024
+MOST_GRAMS = 1 << 24
+"""N-grams of a block of test texts: some 1.3 million documents, and 0.5 GB in this process."""
+MOST_CHARACTERS = 1 << 27
+"""Characters of the items of a block, which stay as texts until they are searched."""
 _REMEMBERED = 2_000_000
 """Hashes of training texts that a process remembers, so that a text of many steps is read once."""
 
 
-@dataclass
 class TestTexts:
-    """Distinct test texts, numbered in the order in which they are added."""
+    """Test texts, numbered in the order in which they are added, and searched in batch plans in
+    blocks of bounded size.
+
+    Args:
+        plans: folders of the batch plans.
+        folder: for the index of a block, which the tasks read.
+        execute: runs the tasks; None: this machine, with a process for each of its cores.
+    """
 
     __test__: ClassVar = False  # for pytest
 
-    count: int = 0
-    _known: dict[int, int] = field(default_factory=dict)
-    """Hash of a text → its number."""
+    def __init__(self, plans: Iterable[str], folder: str, execute: Execute | None = None) -> None:
+        self._files = [
+            PlanFile(join(plan, name))
+            for plan in dict.fromkeys(plans)
+            for name in BatchPlan.open(plan).manifest[FILES]
+        ]
+        self._folder, self._execute = folder, execute or execute_here
+        self.count = 0
+        """Texts that were added."""
+        self._found: list[np.ndarray] = []
+        self._block = _Block(0)
+
+    @property
+    def searched(self) -> int:
+        """Number of texts that are searched; the others follow with the next `search`."""
+        return self._block.first
+
+    @property
+    def found(self) -> np.ndarray:
+        """(searched,) uint8: 0 for a text that is in no plan, else 1 + the index of its way in
+        `(EQUAL, CONTAINED, SIMILAR)`.
+        """
+        return _joined(self._found, np.uint8)
+
+    def add(self, texts: Sequence[str]) -> np.ndarray:
+        """Add texts of items and return their (texts,) int64 numbers; equal texts of a block share
+        a number.
+
+        Raises:
+            ArtifactError: a file of a plan is missing or broken, as by `search`.
+        """
+        numbers = np.empty(len(texts), np.int64)
+        for start in range(0, len(texts), _AT_ONCE):
+            self._make_room()
+            known, new = self._block.items, list[str]()
+            for index, text in enumerate(texts[start : start + _AT_ONCE], start):
+                number = known.setdefault(text_hash(text), self.count + len(new))
+                numbers[index] = number
+                if number == self.count + len(new):
+                    new.append(text)
+            if new:
+                self.count += self._block.add(new, documents=False)
+        return numbers
+
+    def add_documents(self, texts: Sequence[str]) -> None:
+        """Add documents, which take the next numbers. Fewer n-grams are kept of them than of items,
+        and they are not looked for by similarity.
+
+        Raises:
+            ArtifactError: a file of a plan is missing or broken, as by `search`.
+        """
+        for start in range(0, len(texts), _AT_ONCE):
+            self._make_room()
+            self.count += self._block.add(texts[start : start + _AT_ONCE], documents=True)
+
+    def _make_room(self) -> None:
+        block = self._block
+        if block.num_grams >= MOST_GRAMS or block.characters >= MOST_CHARACTERS:
+            self.search()
+
+    def search(self) -> None:
+        """Search the texts that were added since the last search, and drop what is known of them
+        but `found`.
+
+        Raises:
+            ArtifactError: a file of a plan is missing or broken.
+        """
+        if self.searched < self.count:
+            path = join(self._folder, f"index-{len(self._found)}.npz")
+            self._found.append(self._block.search(self._files, path, self._execute))
+            self._block = _Block(self.count)
+
+
+@dataclass
+class _Block:
+    """Test texts that are searched together."""
+
+    first: int
+    """Number of the first text."""
+    items: dict[int, int] = field(default_factory=dict)
+    """Hash of an item's text → its number."""
+    num_grams: int = 0
+    characters: int = 0
+    """Characters of the items."""
     _keys: list[np.ndarray] = field(default_factory=list)
     _grams: list[np.ndarray] = field(default_factory=list)
     _owners: list[np.ndarray] = field(default_factory=list)
-    _of_documents: list[bool] = field(default_factory=list)
-    """For each block of n-grams whether they are those of documents."""
-    _state: bytearray = field(default_factory=bytearray)
-    """For each text whether it is no document, a document, or both."""
+    """For each n-gram the index of its text among those that were added with it."""
     _compared: list[str] = field(default_factory=list)
-    _compared_numbers: list[int] = field(default_factory=list)
+    _places: list[int] = field(default_factory=list)
+    """Index in the block of each text that is compared."""
 
-    def add(self, texts: Sequence[str], *, documents: bool = False) -> np.ndarray:
-        """Add texts and return their (texts,) int64 numbers; equal texts share a number.
-
-        Args:
-            documents: whether the texts are documents, of which fewer n-grams are kept and which
-                are not looked for by similarity.
-        """
-        numbers, new, again = np.empty(len(texts), np.int64), list[str](), dict[int, str]()
-        for index, text in enumerate(texts):
-            numbers[index] = number = self._known.setdefault(text_hash(text), len(self._known))
-            if number == self.count + len(new):
-                new.append(text)
-            elif not documents and number < self.count and self._state[number] == _DOCUMENT:
-                self._state[number] = _BOTH
-                again[number] = text
-        for start in range(0, len(new), _AT_ONCE):
-            some = new[start : start + _AT_ONCE]
-            self._keys.append(text_keys(*hashed_visible_words(some)))
-            self._add(some, np.arange(self.count, self.count + len(some)), documents=documents)
-            self._state += bytes([_DOCUMENT if documents else _NO_DOCUMENT]) * len(some)
-            self.count += len(some)
-        if again:  # documents of another task: as an item a text is searched in all ways
-            self._add(list(again.values()), np.array(list(again)), documents=False)
-        return numbers
-
-    def _add(self, texts: Sequence[str], numbers: np.ndarray, *, documents: bool) -> None:
+    def add(self, texts: Sequence[str], *, documents: bool) -> int:
+        """Add texts, and return their number."""
         hashes, counts = hashed_visible_words(texts)
         taken = np.minimum(counts, _SETTINGS.ngram)
         taken = np.where(counts >= _SETTINGS.shortest, taken, 0)
@@ -108,68 +174,44 @@ class TestTexts:
             every = -(-np.bincount(owners, minlength=len(texts)) // _GRAMS_OF_DOCUMENT)
             kept = grams % every.astype(np.uint64)[owners] == 0
             grams, owners = grams[kept], owners[kept]
+        else:
+            short = np.flatnonzero(counts <= _LONGEST_COMPARED)
+            self._compared += [texts[index] for index in short.tolist()]
+            self._places += (sum(map(len, self._keys)) + short).tolist()
+            self.characters += sum(map(len, texts))
+        self._keys.append(text_keys(hashes, counts))
         self._grams.append(grams)
-        self._owners.append(numbers[owners].astype(np.int32))
-        self._of_documents.append(documents)
-        if not documents:
-            short = np.flatnonzero(counts <= _LONGEST_COMPARED).tolist()
-            self._compared += [texts[index] for index in short]
-            self._compared_numbers += numbers[short].tolist()
+        self._owners.append(owners.astype(np.uint16))
+        self.num_grams += len(grams)
+        return len(texts)
 
-    def search(
-        self, plans: Iterable[str], folder: str, execute: Execute | None = None
-    ) -> np.ndarray:
-        """Search the batch plans for all texts.
+    def search(self, files: Sequence["PlanFile"], path: str, execute: Execute) -> np.ndarray:
+        """Search files of plans for the texts; return (texts,) uint8 as `TestTexts.found`.
 
         Args:
-            plans: folders of the plans.
-            folder: for the index, which the tasks read.
-            execute: runs the tasks; None: this machine, with a process for each of its cores.
-
-        Returns:
-            (count,) uint8: 0 for a text that is in no plan, else 1 + the index of its way in
-            `(EQUAL, CONTAINED, SIMILAR)`.
-
-        Raises:
-            ArtifactError: a file of a plan is missing or broken.
+            path: for the index.
         """
-        keys, key_of = np.unique(_joined(self._keys, np.uint64), return_inverse=True)
-        self._drop_samples()
-        grams, gram_of = np.unique(_joined(self._grams, np.uint64), return_inverse=True)
-        owners = _joined(self._owners, np.int32)
-        self._keys, self._grams, self._owners = [], [], []
+        every = _joined(self._keys, np.uint64)
+        keys, grams = _distinct(every.copy()), _distinct(_joined(self._grams, np.uint64))
         similar = vars(build_arrays(self._compared))
         lengths = np.arange(_SETTINGS.shortest, _SETTINGS.ngram + 1)
-        path = join(folder, "index.npz")
         save_arrays(path, keys=keys, grams=grams, lengths=lengths, **similar)
-        items = [
-            PlanFile(join(plan, name))
-            for plan in dict.fromkeys(plans)
-            for name in BatchPlan.open(plan).manifest[FILES]
-        ]
-        task, run = SearchFile(path), execute or execute_here
         seen = {EQUAL: np.zeros(len(keys), bool), CONTAINED: np.zeros(len(grams), bool)}
         seen[SIMILAR] = np.zeros(len(self._compared), bool)
-        for result in run_tasks("test texts in the batch plan", task, items, run):
+        for result in run_tasks("test texts in the batch plan", SearchFile(path), files, execute):
             for way, marks in seen.items():
                 marks[np.array(result[way], dtype=np.int64)] = True
-        found = np.zeros(self.count, np.uint8)
-        numbers = np.array(self._compared_numbers, dtype=np.int64)
-        found[numbers[seen[SIMILAR]]] = 3
-        total = np.bincount(owners, minlength=self.count)
-        there = np.bincount(owners, seen[CONTAINED][gram_of], minlength=self.count)
-        found[(total > 0) & (there >= _SHARE * total)] = 2
-        found[seen[EQUAL][key_of]] = 1
+        found = np.zeros(len(every), np.uint8)
+        found[np.array(self._places, dtype=np.int64)[seen[SIMILAR]]] = 3
+        end = 0
+        for of_texts, some, owners in zip(self._keys, self._grams, self._owners, strict=True):
+            start, end = end, end + len(of_texts)
+            there = seen[CONTAINED][np.searchsorted(grams, some)]
+            total = np.bincount(owners, minlength=len(of_texts))
+            hits = np.bincount(owners, there, minlength=len(of_texts))
+            found[start:end][(total > 0) & (hits >= _SHARE * total)] = 2
+        found[seen[EQUAL][np.searchsorted(keys, every)]] = 1
         return found
-
-    def _drop_samples(self) -> None:
-        """Drop the n-grams that were sampled of documents which are items, too."""
-        both = np.frombuffer(self._state, np.uint8) == _BOTH
-        for block, sampled in enumerate(self._of_documents):
-            if sampled:
-                kept = ~both[self._owners[block]]
-                self._grams[block] = self._grams[block][kept]
-                self._owners[block] = self._owners[block][kept]
 
 
 @dataclass(frozen=True)
@@ -189,7 +231,7 @@ class SearchFile:
     """Task that searches a file of a batch plan for the test texts."""
 
     index: str
-    """Path of what `TestTexts.search` writes."""
+    """Path of the index of a block."""
 
     def __call__(self, item: PlanFile) -> Result:
         """Run the task; its result lists, for each kind of match, the index entries that occur in
@@ -269,6 +311,12 @@ def _distinct_texts(table: pa.Table) -> list[str]:
     texts = pa.concat_arrays([column.cast(pa.string()) for column in columns])
     distinct: list[Any] = pc.unique(texts.drop_null()).to_pylist()
     return distinct
+
+
+def _distinct(hashes: np.ndarray) -> np.ndarray:
+    """Sort hashes in place, and return each once; `np.unique` would hold twice the memory."""
+    hashes.sort()
+    return hashes[np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)]]
 
 
 def _joined(arrays: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
