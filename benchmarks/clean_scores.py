@@ -129,7 +129,7 @@ def over_one_corpus(folder, passages, rows):
     plan = write_plan_of(folder, Texts(2), rows, [*queries[:40], *corpus[: rows // 10]["text"]])
     names = [str(n) for n in range(len(queries))]
     positives = [[name] for name in names]
-    task = TaskPart("test", "s", names, [(q,) for q in queries], None, corpus, positives)
+    task = TaskPart("test", "s", names, [(q,) for q in queries], corpus, positives)
     metadata = SimpleNamespace(name="passages", main_score="ndcg_at_10")
     began = time.perf_counter()
     with Peak() as peak:

@@ -104,7 +104,8 @@ def main(arguments: list[str]) -> None:
         for scores in tasks:
             correlation = np.corrcoef(scores)[0, 1]
             told = f"{name}, correlation {correlation:.2f}"
-            add(told, [scores], 200, 0.0)
+            for queries in (10, 20, 30, 50, 100, 200):
+                add(told, [scores], queries, 0.0)
             for queries in (200, 400, 800, 1600):
                 add(told, [scores], queries, _TWO_POINTS)
         add(f"{name}, both tasks", tasks, 200, 0.0)

@@ -4,8 +4,8 @@ import math
 
 import mteb
 
-from rayembed.evaluation.item_results import OF_ITEMS
 from rayembed.evaluation.query_results import BEST_OF_QUERIES
+from rayembed.results.items import LABELS_OF_ITEMS, OF_ITEMS
 from rayembed.results.scores import OF_QUERIES
 
 
@@ -32,8 +32,8 @@ def largest_difference(one, other):
     queries, which mteb drops, aside.
     """
     if isinstance(one, dict):
-        keys = one.keys() - {OF_QUERIES, BEST_OF_QUERIES, OF_ITEMS}
-        assert keys == other.keys() - {OF_QUERIES, BEST_OF_QUERIES, OF_ITEMS}
+        keys = one.keys() - {OF_QUERIES, BEST_OF_QUERIES, OF_ITEMS, LABELS_OF_ITEMS}
+        assert keys == other.keys() - {OF_QUERIES, BEST_OF_QUERIES, OF_ITEMS, LABELS_OF_ITEMS}
         return max((largest_difference(one[key], other[key]) for key in keys), default=0.0)
     if isinstance(one, list):
         return max((largest_difference(a, b) for a, b in zip(one, other, strict=True)), default=0.0)

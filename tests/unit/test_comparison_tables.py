@@ -274,7 +274,7 @@ def with_queries(label, shift, noise, seed=0, cost=None):
     queries = {f"T{i}": [generator.normal(0.5 + shift, noise, 50)] for i in range(8)}
     scores = {name: 100 * parts[0].mean() for name, parts in queries.items()}
     means = {MEAN: sum(scores.values()) / 8}
-    return Column(label, False, scores, means, name=label, queries=queries, cost=cost or Cost())
+    return Column(label, False, scores, means, name=label, items=queries, cost=cost or Cost())
 
 
 EIGHT = tuple(Line(f"T{i}", "Retrieval", "ndcg_at_10", f"T{i}") for i in range(8))

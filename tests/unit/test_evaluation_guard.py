@@ -31,7 +31,7 @@ QUARTER = ScoreKey("s", share=0.25)
 
 def Scored(scores, queries):  # stands for the class
     """Scores of a model by task, and of single queries."""
-    return SimpleNamespace(scores=scores, queries=queries)
+    return SimpleNamespace(scores=scores, items=queries)
 
 
 def judged(guard=GuardConfig(), **own_and_general):  # noqa: B008 # settings cannot change
@@ -232,7 +232,7 @@ def test_tasks_that_lose_within_a_rising_mean_are_named_and_the_model_is_kept():
     found = in_general(0.073, -0.0064, -0.0344, -0.0029)
     assert found.kept == TRAINED
     assert found.summary.endswith("general +0.7 ← kept (trained loses most on t2 -3.4, t1 -0.6)")
-    told = "+0.007; but t2 -0.034, t1 -0.006"
+    told = "+0.007, no interval; but t2 -0.034, t1 -0.006"
     assert told in show(found.table(["s"]), "markdown")
 
 
@@ -248,7 +248,9 @@ def test_of_many_tasks_that_lose_the_worst_are_named_and_the_others_counted():
     assert "t3 -0.030, t2 -0.020, t1 -0.010 |" in show(found.table(["s"]), "markdown")
     none = in_general(-0.04, -0.05)
     assert none.kept == UNTRAINED
-    assert "-0.045; of these t1 -0.050, t0 -0.040" in show(none.table(["s"]), "markdown")
+    assert "-0.045, no interval; of these t1 -0.050, t0 -0.040" in show(
+        none.table(["s"]), "markdown"
+    )
 
 
 def test_a_gain_over_queries_has_the_interval_of_its_standard_error():
@@ -279,13 +281,13 @@ def test_tasks_without_scores_of_queries_stay_as_they_are_in_all_draws():
     alone, both = gain(*with_rest, ["t"]), gain(*with_rest, ["t", "rest"])
     assert both.mean == pytest.approx((alone.mean + 0.2) / 2)
     assert both.interval == pytest.approx([(end + 0.2) / 2 for end in alone.interval])
-    assert str(both).endswith(", queries of 1 of 2 tasks)")
+    assert str(both).endswith(", items of 1 of 2 tasks)")
     assert "queries" not in str(alone)
 
 
 def test_without_scores_of_queries_there_is_no_interval():
     model, base = Scored({"t": 0.6}, {}), Scored({"t": 0.5}, {"t": [[0.5]]})
-    assert str(gain(model, base, ["t"])) == "+0.100"
+    assert str(gain(model, base, ["t"])) == "+0.100, no interval"
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_a_hybrid_row_is_mtebs_hybrid_search_and_embeds_nothing_again(run, tmp_p
             found = mteb.evaluate(search, task, cache=None, overwrite_strategy="always")
             expected = found.task_results[0].get_score()
             assert scored.further[row].scores[name] == pytest.approx(expected, abs=1e-5), row
-            assert len(scored.further[row].queries[name][0]) == len(scored.queries[name][0])
+            assert len(scored.further[row].items[name][0]) == len(scored.items[name][0])
         assert scored.further["hybrid"].scores[name] != scored.scores[name], "nothing was fused"
 
 

@@ -88,7 +88,7 @@ def test_scores_have_their_noise_their_baselines_and_their_costs():
     def scored(speed, **queries):
         return SimpleNamespace(
             scores={task: values.mean() for task, values in queries.items()},
-            queries={task: [values] for task, values in queries.items()},
+            items={task: [values] for task, values in queries.items()},
             costs={task: Cost(100, 100 / speed, 64.0) for task in queries},
         )
 

@@ -61,7 +61,7 @@ def test_shares_scores_and_files_of_a_planted_set(subject):
     finding = cut_texts(subject)
     (row,) = finding.table.rows
     assert row[:4] == ["planted", str(LIMIT), "10.0 %", "25.0 %"]
-    scores = subject.judged.queries["planted"][0]
+    scores = subject.judged.items["planted"][0]
     by_query = dict(zip(sorted(QUERIES), scores, strict=True))
     cut = [by_query[q] for q in ("q8", "q-long")]
     whole = [score for q, score in by_query.items() if q not in ("q8", "q-long")]

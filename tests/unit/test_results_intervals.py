@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+from scipy.stats import spearmanr, t
+from sklearn.metrics import average_precision_score
 
 from rayembed.results.intervals import PairedDifference, mean_difference, part_difference
+from rayembed.results.items import Pairs, as_text, average_precision, spearman
 
 
 def spread(found):
@@ -85,7 +88,7 @@ def test_what_the_interval_does_not_tell_from_zero_is_printed_as_noise():
     assert not PairedDifference(-0.034, (-0.047, -0.021)).is_noise
     assert PairedDifference(0.0, (0.0, 0.0)).is_noise, "equal models"
     assert not PairedDifference(0.01).is_noise
-    assert str(PairedDifference(0.01)) == "+0.010", "nothing is known of chance"
+    assert str(PairedDifference(0.01)) == "+0.010, no interval", "nothing is known of chance"
 
 
 def test_a_part_is_compared_with_the_whole_that_it_belongs_to():
@@ -101,5 +104,92 @@ def test_a_part_is_compared_with_the_whole_that_it_belongs_to():
     assert not part_difference([better], [clean]).is_noise
     everything = part_difference([scores, scores], [clean | True, clean | True])
     assert everything.interval == pytest.approx((0.0, 0.0), abs=1e-12)
-    with pytest.raises(ValueError, match="no chosen query"):
+    with pytest.raises(ValueError, match="no chosen item"):
         part_difference([scores], [clean & False])
+
+
+def test_scores_of_pairs_are_those_of_other_libraries():
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        similarities = random.integers(0, 12, 60) / 7  # many are equal
+        grades, labels = random.integers(0, 6, 60), random.integers(0, 2, 60)
+        times = random.integers(0, 3, 60)  # some are left out, some count twice
+        for statistic, judged, reference in (
+            (spearman, grades, lambda x, y: spearmanr(x, y)[0]),
+            (average_precision, labels, lambda x, y: average_precision_score(y, x)),
+        ):
+            score = statistic(similarities, judged)
+            wanted = reference(np.repeat(similarities, times), np.repeat(judged, times))
+            assert score(times.astype(float)) == pytest.approx(wanted)
+    assert np.isnan(spearman(np.ones(5), np.arange(5.0))(np.ones(5)))
+    assert np.isnan(average_precision(np.arange(5.0), np.zeros(5))(np.ones(5)))
+
+
+def pairs(generator, count, gain, statistic):
+    """Two models with the same errors beside others of their own; `gain` makes the first better."""
+    judged = generator.integers(0, 2, count) if statistic is average_precision else None
+    judged = generator.random(count) if judged is None else judged
+    both = generator.normal(0, 0.5, count)
+    errors = generator.normal(0, 0.5, (2, count)) * np.array([[1 - gain], [1]])
+    return [Pairs(as_text(judged + both + one), as_text(judged), statistic) for one in errors]
+
+
+@pytest.mark.parametrize("statistic", [spearman, average_precision])
+def test_pairs_have_the_interval_of_a_bootstrap_over_them(statistic):
+    mine, other = pairs(np.random.default_rng(3), 300, 0.0, statistic)
+    every = np.ones(300)
+    apart = mine.score(every) - other.score(every)
+    found = mean_difference({"t": apart}, {"t": [mine]}, {"t": [other]})
+    judged = np.array(mine.labels.split(), float)
+    values = [np.array(one.similarities.split(), float) for one in (mine, other)]
+    reference = {
+        spearman: lambda x, y: spearmanr(x, y)[0],
+        average_precision: lambda x, y: average_precision_score(y, x),
+    }[statistic]
+    generator = np.random.default_rng(9)
+    draws = [
+        reference(values[0][at], judged[at]) - reference(values[1][at], judged[at])
+        for at in generator.integers(0, 300, (400, 300))
+    ]
+    # 400 draws know the width to some 4 %, on both sides.
+    assert spread(found) == pytest.approx(np.std(draws), rel=0.15)
+    assert found == mean_difference({"t": apart}, {"t": [mine]}, {"t": [other]})
+    halves = mean_difference({"t": 0.0}, {"t": [mine, mine]}, {"t": [other, mine]})
+    assert spread(halves) == pytest.approx(spread(found) / 2, rel=0.05), "subsets count the same"
+
+
+def test_equal_models_on_pairs_differ_by_chance_alone():
+    generator = np.random.default_rng(4)
+
+    def is_noise(gain):
+        mine, other = pairs(generator, 400, gain, spearman)
+        return mean_difference({"t": 0.0}, {"t": [mine]}, {"t": [other]}).is_noise
+
+    assert sum(is_noise(0.0) for _ in range(30)) >= 26, "of 95 %"
+    assert sum(is_noise(0.9) for _ in range(10)) <= 1
+
+
+def test_pairs_with_other_judgements_are_not_paired():
+    mine, _ = pairs(np.random.default_rng(5), 50, 0.0, spearman)
+    other = Pairs(mine.similarities, mine.labels[::-1], spearman)
+    assert mean_difference({"t": 0.1}, {"t": [mine]}, {"t": [other]}).interval is None
+    assert mean_difference({"t": 0.1}, {"t": [mine]}, {"t": [[0.1] * 50]}).interval is None
+
+
+def test_few_queries_have_the_width_of_students_interval():
+    generator = np.random.default_rng(6)
+    for count in (8, 20, 50):
+        apart = generator.normal(0, 0.2, count)
+        found = mean_difference({"t": apart.mean()}, {"t": [apart]}, {"t": [apart * 0]})
+        wanted = t.ppf(0.975, count - 1) * apart.std(ddof=1) / np.sqrt(count)
+        assert found.interval[1] - found.interval[0] == pytest.approx(2 * wanted, rel=0.12)
+    assert mean_difference({"t": 0.1}, {"t": [[0.1]]}, {"t": [[0.0]]}).interval is None
+
+
+def test_many_tasks_of_few_queries_are_widened_by_their_common_number():
+    """Ten tasks of ten queries have some 90 degrees of freedom, not nine."""
+    differences, ours, theirs = tasks(10, 10, between=0.0, within=0.2, seed=3)
+    found = mean_difference(differences, ours, theirs)
+    variances = [np.var(ours[t][0] - theirs[t][0], ddof=1) / 10 for t in differences]
+    wanted = np.sqrt(np.sum(variances)) / 10
+    assert spread(found) == pytest.approx(wanted * 2.0 / 1.96, rel=0.06)

@@ -136,7 +136,7 @@ def test_a_verdict_says_where_general_tasks_are_in_another_language(
     models = {UNTRAINED: (0.5, 0.5), ScoreKey("finetune"): (0.7, 0.4)}
     scores = {
         key: SimpleNamespace(
-            scores={"mine": mine, "pairs-held-out": mine, "other": other}, queries={}
+            scores={"mine": mine, "pairs-held-out": mine, "other": other}, items={}
         )
         for key, (mine, other) in models.items()
     }
@@ -144,7 +144,7 @@ def test_a_verdict_says_where_general_tasks_are_in_another_language(
     bare = judge(run, scores)
     assert verdict.summary == bare.summary + (f" ({told})" if told else "")
     for number, few in {199: "own data has only 199 queries", 200: ""}.items():
-        scores[UNTRAINED].queries = {"mine": [[0.5] * (number - 9), [0.5] * 9], "other": [[0.5]]}
+        scores[UNTRAINED].items = {"mine": [[0.5] * (number - 9), [0.5] * 9], "other": [[0.5]]}
         said = judge(run, scores, told).summary.removeprefix(bare.summary)
         assert few in said
         assert bool(said) == bool(few or told)

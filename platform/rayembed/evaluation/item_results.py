@@ -1,12 +1,12 @@
 """Store the outcome of each item of a task beside mteb's scores, so that scores of some items can
-be computed later.
+be computed later; `results/items.py` reads them.
 
-An item is a test text of a classification, a pair of texts, or a query of a reranking; the scores
-of a retrieval's queries are `query_results`. All outcomes are one text, since mteb writes a list
-with one number a line.
+An item is a test text of a classification, a pair of texts, or a query of a search; the nDCG@10 of
+queries is stored by `query_results`.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,10 @@ from mteb.abstasks.pair_classification import AbsTaskPairClassification
 from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.abstasks.sts import AbsTaskSTS
 
-OF_ITEMS = "outcomes_of_items"
-"""Outcomes in the order of the rows, of a reranking in the order of the queries' ids: of a text the
-share of experiments that classified it right, of a pair its similarity, the one that mteb's main
-score is of, of a query its average precision."""
+from rayembed.results.items import LABELS_OF_ITEMS, OF_ITEMS, as_text
 
-_RERANKING = "map_at_1000"
+_OF_TREC = {"ndcg": "ndcg_cut", "map": "map_cut", "recall": "recall", "precision": "P"}
+"""mteb's name of a measure → that of trec_eval."""
 
 
 def keep_items(task: Any) -> None:
@@ -39,13 +37,10 @@ def keep_items(task: Any) -> None:
             task._compute_metrics = _with_best(task._compute_metrics)
     elif isinstance(task, AbsTaskRetrieval):
         plain = kind.task_specific_scores is AbsTaskRetrieval.task_specific_scores
-        if plain and task.metadata.main_score == _RERANKING:
-            task.task_specific_scores = _of_queries
-
-
-def item_outcomes(entry: Mapping[str, Any]) -> np.ndarray | None:
-    """Read the (items,) float64 outcomes of one split and subset; None if none are stored."""
-    return np.array(entry[OF_ITEMS].split(), dtype=np.float64) if OF_ITEMS in entry else None
+        found = re.fullmatch(r"(\w+)_at_(\d+)", task.metadata.main_score)
+        is_kept = task.metadata.main_score == "ndcg_at_10"
+        if plain and found and found[1] in _OF_TREC and not is_kept:
+            task.task_specific_scores = _of_queries(f"{_OF_TREC[found[1]]}_{found[2]}")
 
 
 def _keep_texts(task: Any) -> None:
@@ -63,7 +58,7 @@ def _keep_texts(task: Any) -> None:
         found = average(scores)
         if task.is_cross_validation:
             return found
-        return {**found, OF_ITEMS: _text(np.mean(taken, axis=0))}
+        return {**found, OF_ITEMS: as_text(np.mean(taken, axis=0))}
 
     task._calculate_scores, task._calculate_avg_scores = scored, averaged
 
@@ -71,7 +66,8 @@ def _keep_texts(task: Any) -> None:
 def _with_cosines(compute: Any) -> Any:
     def computed(similarities: Mapping[str, Any], labels: Any) -> Any:
         found = compute(similarities, labels)
-        return {**found, OF_ITEMS: _text(np.asarray(similarities["cosine_scores"]))}
+        values = np.asarray(similarities["cosine_scores"])
+        return {**found, OF_ITEMS: as_text(values), LABELS_OF_ITEMS: as_text(labels)}
 
     return computed
 
@@ -95,14 +91,18 @@ def _with_best(compute: Any) -> Any:
         found = compute(similarities, labels)
         best = max(_MEASURES, key=lambda name: found[f"{name}_ap"])
         values, sign = _MEASURES[best]
-        return {**found, OF_ITEMS: _text(sign * np.asarray(similarities[values]))}
+        best_values = sign * np.asarray(similarities[values])
+        return {**found, OF_ITEMS: as_text(best_values), LABELS_OF_ITEMS: as_text(labels)}
 
     return computed
 
 
-def _of_queries(scores: Mapping[str, Mapping[str, float]], *_: Any, **_more: Any) -> dict[str, str]:
-    return {OF_ITEMS: _text([scores[query]["map_cut_1000"] for query in sorted(scores)])}
+def _of_queries(measure: str) -> Any:
+    def computed(
+        scores: Mapping[str, Mapping[str, float]], *_: Any, **_more: Any
+    ) -> dict[str, str]:
+        if not all(measure in of_query for of_query in scores.values()):
+            return {}
+        return {OF_ITEMS: as_text([scores[query][measure] for query in sorted(scores)])}
 
-
-def _text(values: np.ndarray | Sequence[float]) -> str:
-    return " ".join(f"{float(value):.7g}" for value in values)
+    return computed

@@ -47,7 +47,8 @@ from rayembed.models.versions import LIBRARIES, versions, warn_of_other_versions
 from rayembed.results.costs import COSTS_FILE, Cost, costs_yaml, read_costs, total
 from rayembed.results.files import CONDITIONS_FILE
 from rayembed.results.intervals import PairedDifference, mean_difference
-from rayembed.results.scores import BM25_ROW, OF_QUERIES
+from rayembed.results.items import Items, item_scores
+from rayembed.results.scores import BM25_ROW
 from rayembed.results.writer import ResultWriter, open_results
 
 logger = logging.getLogger(__name__)
@@ -126,16 +127,17 @@ class ModelScores:
         return {task.name: task.score for task in self.tasks if task.score is not None}
 
     @property
-    def queries(self) -> dict[str, list[Sequence[float]]]:
-        """Scores of single queries by task, one list for each subset in sorted order; tasks without
-        such scores are left out.
+    def items(self) -> dict[str, list[Items]]:
+        """Outcomes of test items by task, for each subset in sorted order; tasks without such are
+        left out.
         """
-        by_task: dict[str, list[Sequence[float]]] = {}
+        by_task: dict[str, list[Items]] = {}
         for task in self.tasks:
             rows = [] if task.result is None else list(chain(*task.result.scores.values()))
-            if rows and all(OF_QUERIES in row for row in rows):
-                ordered = sorted(rows, key=lambda row: str(row["hf_subset"]))
-                by_task[task.name] = [row[OF_QUERIES] for row in ordered]
+            ordered = sorted(rows, key=lambda row: str(row["hf_subset"]))
+            found = [items for row in ordered if (items := item_scores(row)) is not None]
+            if found and len(found) == len(rows):
+                by_task[task.name] = found
         return by_task
 
 
@@ -372,8 +374,8 @@ def _tell(done: Done, what: str) -> None:
 
 def gain(model: ModelScores, base: ModelScores, tasks: Sequence[str]) -> PairedDifference:
     """Mean difference over tasks between a model's scores and the base's, with a paired bootstrap
-    interval over queries. Tasks are not resampled, because the models are judged by these tasks,
+    interval over items. Tasks are not resampled, because the models are judged by these tasks,
     not by a sample.
     """
     differences = {task: model.scores[task] - base.scores[task] for task in tasks}
-    return mean_difference(differences, model.queries, base.queries)
+    return mean_difference(differences, model.items, base.items)

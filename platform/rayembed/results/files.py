@@ -23,7 +23,8 @@ from rayembed.assets.storage import exists, join, read_bytes
 from rayembed.config.document import read_yaml
 from rayembed.errors import ArtifactError, StorageError
 from rayembed.results.costs import COSTS_FILE, Cost, read_costs
-from rayembed.results.scores import OF_QUERIES, OTHER, TaskScore
+from rayembed.results.items import item_scores
+from rayembed.results.scores import OTHER, TaskScore
 
 CONDITIONS_FILE = "prompts.yaml"
 """File next to the results that records the measurement conditions; other tools' results lack it.
@@ -152,10 +153,10 @@ def read_score(
         date=_in_utc(result.date),
         metrics=_means([entry for _, entry in entries]),
         measured_with=measured_with,
-        queries={
-            (split, str(entry["hf_subset"])): entry[OF_QUERIES]
+        items={
+            (split, str(entry["hf_subset"])): items
             for split, entry in entries
-            if OF_QUERIES in entry
+            if (items := item_scores(entry)) is not None
         },
         cost=costs.get(result.task_name),
     )

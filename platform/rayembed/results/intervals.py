@@ -1,19 +1,28 @@
-"""Paired bootstrap intervals of score differences, over queries and over tasks.
+"""Paired bootstrap intervals of score differences, over items and over tasks.
 
-All models answer the same queries, so a draw takes queries with the scores of both (Efron and
-Tibshirani, An Introduction to the Bootstrap, chapters 8 and 13). Draws are the same in every call.
+An item is a query, a classified text or a pair of texts. All models have the same items, so a draw
+takes items with the outcomes of both (Efron and Tibshirani, An Introduction to the Bootstrap,
+chapters 8 and 13). Of few items percentiles of draws are too narrow: they are widened as Student's
+interval is (Hesterberg, What Teachers Should Know About the Bootstrap, 2015). Draws are the same in
+every call.
 """
 
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from functools import lru_cache
+from statistics import NormalDist, fmean
 
 import numpy as np
 
-Parts = Sequence[Sequence[float]]
-"""Scores of a task's queries for each of its subsets, in an order that all models share."""
+from rayembed.results.items import Items, Pairs, scorer
+
+Parts = Sequence[Items]
+"""A task's items for each of its subsets, in an order that all models share."""
 
 _DRAWS = 2_000
+_DRAWS_OF_PAIRS = 400
+"""Draws of pairs, whose score is computed for each; they stand for five draws each."""
 _LIKELY = (2.5, 97.5)
 """Percentiles of a 95 % interval."""
 _FEWEST_TASKS = 5
@@ -28,13 +37,13 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Difference of two scores of the same queries, with its 95 % interval."""
+    """Difference of two scores of the same items, with its 95 % interval."""
 
     mean: float
     interval: tuple[float, float] | None = None
-    """95 % bootstrap interval; None where no scores of queries say how far chance goes."""
+    """95 % bootstrap interval; None where no outcomes of items say how far chance goes."""
     drawn: str = ""
-    """What was resampled, unless it was the queries of all tasks."""
+    """What was resampled, unless it was the items of all tasks."""
 
     @property
     def is_noise(self) -> bool:
@@ -52,12 +61,12 @@ class PairedDifference:
         return PairedDifference(factor * self.mean, (factor * low, factor * high), self.drawn)
 
     def shown(self, digits: int = 3) -> str:
-        """Format the difference: `+0.034 (95 %: +0.021 to +0.047)`, or `+0.005, within noise (95 %:
-        -0.010 to +0.020)`.
+        """Format the difference: `+0.034 (95 %: +0.021 to +0.047)`, `+0.005, within noise (95 %:
+        -0.010 to +0.020)` or `+0.034, no interval`.
         """
         mean = f"{self.mean:+.{digits}f}"
         if self.interval is None:
-            return mean
+            return f"{mean}, no interval"
         low, high = self.interval
         noise = ", within noise" if self.is_noise else ""
         return f"{mean}{noise} (95 %: {low:+.{digits}f} to {high:+.{digits}f}{self.drawn})"
@@ -75,79 +84,152 @@ def mean_difference(
 ) -> PairedDifference:
     """Mean difference over tasks between two models, with a paired bootstrap interval.
 
-    Queries are drawn with replacement within each subset of a task. Tasks without scores of
-    queries stay as they are in all draws.
+    Items are drawn with replacement within each subset of a task. Tasks without outcomes of items
+    stay as they are in all draws.
 
     Args:
         differences: task → difference of the main scores; the mean is over these.
-        ours, theirs: task → scores of single queries of both models, where there are any.
+        ours, theirs: task → items of both models, where there are any.
         over_tasks: whether the tasks stand for further ones: from five on they are drawn as well.
-            What their differences vary beyond the noise of their queries is added to the interval.
+            What their differences vary beyond the noise of their items is added to the interval.
     """
-    mean = fmean(differences.values())
-    drawn = [task for task in differences if _same_queries(ours.get(task), theirs.get(task))]
-    by_tasks = over_tasks and len(differences) >= _FEWEST_TASKS
+    mean, count = fmean(differences.values()), len(differences)
+    drawn = [task for task in differences if _same_items(ours.get(task), theirs.get(task))]
+    by_tasks = over_tasks and count >= _FEWEST_TASKS
     if not (drawn or by_tasks):
         return PairedDifference(mean)
     generator = np.random.default_rng(0)
-    draws = np.full(_DRAWS, float(sum(differences[t] for t in differences if t not in drawn)))
-    variances = []
+    centre = sum(differences[task] for task in differences if task not in drawn) / count
+    sums = _Draws()
     for task in drawn:
-        of_task = _mean_draws(ours[task], theirs[task], generator)
-        variances.append(float(of_task.var()))
-        draws += of_task
-    draws /= len(differences)
+        share = 1 / count / len(ours[task])
+        for mine, other in zip(ours[task], theirs[task], strict=True):
+            apart, draws = _difference(mine, other, generator)
+            centre += share * apart
+            sums.add(share * draws, len(mine))
+    draws = sums.widened()
     if by_tasks:
-        draws += _task_draws(list(differences.values()), sum(variances), generator)
+        of_items = count**2 * sums.variance
+        draws = draws + _task_draws(list(differences.values()), of_items, generator)
     if not np.isfinite(draws).all():  # of a collapsed model
         return PairedDifference(mean)
-    low, high = np.percentile(draws, _LIKELY)
+    low, high = centre + np.percentile(draws, _LIKELY)
     what = "tasks" if by_tasks and not drawn else ""
-    if drawn and len(drawn) < len(differences):
-        what = f"queries of {len(drawn)} of {len(differences)} tasks"
+    if drawn and len(drawn) < count:
+        what = f"items of {len(drawn)} of {count} tasks"
     return PairedDifference(mean, (float(low), float(high)), f", {what}" if what else "")
 
 
-def part_difference(scores: Parts, chosen: Sequence[Sequence[bool]]) -> PairedDifference:
-    """Mean over the chosen queries minus the mean over all queries, with a bootstrap
-    interval.
-
-    Means are over subsets; a draw takes chosen and other queries of a subset together.
+def part_difference(parts: Parts, chosen: Sequence[np.ndarray]) -> PairedDifference:
+    """Mean over subsets of the score of chosen items minus the score of all items, with a bootstrap
+    interval. Both come from the same draw, since the chosen ones are among all.
 
     Args:
-        chosen: for each subset which of its queries are chosen, at least one.
+        chosen: for each subset which of its items are chosen, at least one.
     """
     generator = np.random.default_rng(0)
-    mean, draws = 0.0, np.zeros(_DRAWS)
-    for values, mask in zip(scores, chosen, strict=True):
-        score, taken = np.asarray(values, float), np.asarray(mask, bool)
+    mean, sums = 0.0, _Draws()
+    for items, mask in zip(parts, chosen, strict=True):
+        taken = np.asarray(mask, float)
         if not taken.any():
-            raise ValueError("the scores cannot be compared: a subset has no chosen query")
-        mean += (score[taken].mean() - score.mean()) / len(scores)
-        sums = _resampled(np.stack([score, taken, score * taken], axis=1), generator)
-        # A draw without a chosen query says nothing and is left out below.
-        with np.errstate(invalid="ignore"):
-            means = sums[:, 2] / sums[:, 1]
-        draws += (means - sums[:, 0] / len(score)) / len(scores)
-    low, high = np.nanpercentile(draws, _LIKELY)
+            raise ValueError("the scores cannot be compared: a subset has no chosen item")
+        score, every = scorer(items), np.ones(len(items))
+        apart = score(taken) - score(every)
+        mean += apart / len(parts)
+        if isinstance(items, Pairs):
+            draws = _spread(
+                [score(times * taken) - score(times) for times in _times(len(items), generator)]
+            )
+        else:
+            values = np.asarray(items, float)
+            totals = _resampled(np.stack([values, taken, values * taken], axis=1), generator)
+            # A draw without a chosen item says nothing and is left out below.
+            with np.errstate(invalid="ignore"):
+                draws = totals[:, 2] / totals[:, 1] - totals[:, 0] / len(values)
+        sums.add((draws - apart) / len(parts), int(taken.sum()))
+    low, high = mean + np.nanpercentile(sums.widened(), _LIKELY)
     return PairedDifference(float(mean), (float(low), float(high)))
 
 
-def _same_queries(ours: Parts | None, theirs: Parts | None) -> bool:
-    """Whether both models have scores of equally many queries in each subset."""
-    if not ours or not theirs:
+class _Draws:
+    """Sum of the draws of several subsets, as deviations from the estimate."""
+
+    def __init__(self) -> None:
+        self._sum = np.zeros(_DRAWS)
+        self._variances: list[tuple[float, int]] = []
+
+    @property
+    def variance(self) -> float:
+        """Variance of the sum."""
+        return sum(variance for variance, _ in self._variances)
+
+    def add(self, draws: np.ndarray, items: int) -> None:
+        """Add the (draws,) deviations of a subset with this number of items, at least two."""
+        # A sample's variance is smaller than that of what it is drawn from by (items - 1) / items.
+        draws = draws * np.sqrt(items / max(1, items - 1))
+        self._sum += draws
+        self._variances.append((float(np.nanvar(draws)), max(1, items - 1)))
+
+    def widened(self) -> np.ndarray:
+        """(draws,) deviations times the ratio of Student's quantile to the normal one, by the
+        degrees of freedom of Welch and Satterthwaite.
+        """
+        parts = sum(variance**2 / degrees for variance, degrees in self._variances)
+        return self._sum * (_student(self.variance**2 / parts) if parts > 0 else 1.0)
+
+
+def _student(degrees: float) -> float:
+    """Ratio of the quantiles of Student's and of the normal distribution that bound 95 %."""
+    from scipy.special import stdtrit  # what light jobs do without
+
+    share = _LIKELY[1] / 100
+    return float(stdtrit(degrees, share)) / NormalDist().inv_cdf(share)
+
+
+def _same_items(ours: Parts | None, theirs: Parts | None) -> bool:
+    """Whether both models have outcomes of the same number of items in each subset, at least two,
+    and pairs with the same judgements.
+    """
+    if not ours or not theirs or len(ours) != len(theirs):
         return False
-    return list(map(len, ours)) == list(map(len, theirs))
+    return all(
+        len(mine) == len(other) > 1
+        and getattr(mine, "labels", None) == getattr(other, "labels", None)
+        for mine, other in zip(ours, theirs, strict=True)
+    )
 
 
-def _mean_draws(ours: Parts, theirs: Parts, generator: np.random.Generator) -> np.ndarray:
-    """(draws,) mean differences of one task over its resampled queries."""
-    draws = np.zeros(_DRAWS)
-    for mine, other in zip(ours, theirs, strict=True):
-        apart = np.asarray(mine, float) - np.asarray(other, float)
-        sums = _resampled(apart[:, None], generator)
-        draws += sums[:, 0] / len(apart) / len(ours)
-    return draws
+def _difference(
+    mine: Items, other: Items, generator: np.random.Generator
+) -> tuple[float, np.ndarray]:
+    """Difference of the scores of two models on a subset, and its (draws,) deviations in draws of
+    items.
+    """
+    if isinstance(mine, Pairs) and isinstance(other, Pairs):
+        return _difference_of_pairs(mine, other)
+    apart = np.asarray(mine, float) - np.asarray(other, float)
+    sums = _resampled(apart[:, None], generator)
+    return float(apart.mean()), sums[:, 0] / len(apart) - apart.mean()
+
+
+@lru_cache(maxsize=64)  # a report asks for each difference several times
+def _difference_of_pairs(mine: Pairs, other: Pairs) -> tuple[float, np.ndarray]:
+    generator = np.random.default_rng(zlib.crc32(mine.similarities.encode()))
+    every = np.ones(len(mine))
+    apart = mine.score(every) - other.score(every)
+    draws = [mine.score(times) - other.score(times) for times in _times(len(mine), generator)]
+    return apart, _spread(draws) - apart
+
+
+def _times(items: int, generator: np.random.Generator) -> Iterator[np.ndarray]:
+    """Yield, for each draw of pairs, the (items,) number of times that each is drawn."""
+    for _ in range(_DRAWS_OF_PAIRS):
+        yield np.bincount(generator.integers(0, items, items), minlength=items).astype(float)
+
+
+def _spread(draws: Sequence[float]) -> np.ndarray:
+    """Repeat the draws of pairs to as many as there are of others."""
+    return np.resize(np.array(draws), _DRAWS)
 
 
 def _resampled(values: np.ndarray, generator: np.random.Generator) -> np.ndarray:
@@ -168,29 +250,24 @@ def _resampled(values: np.ndarray, generator: np.random.Generator) -> np.ndarray
 
 
 def _task_draws(
-    differences: Sequence[float], of_queries: float, generator: np.random.Generator
+    differences: Sequence[float], of_items: float, generator: np.random.Generator
 ) -> np.ndarray:
     """Deviations (draws,) of the mean over resampled tasks from the mean over all tasks.
 
-    Differences of tasks vary by the noise of their queries, too, which is drawn already. They are
+    Differences of tasks vary by the noise of their items, too, which is drawn already. They are
     shrunk so that only the rest of their variance counts, and never counts twice (Davison and
     Hinkley, Bootstrap Methods and their Application, section 3.8).
 
     Args:
-        of_queries: sum of the variances that resampled queries give the tasks' differences.
+        of_items: sum of the variances that resampled items give the tasks' differences.
     """
-    from scipy.stats import norm, t  # half a second, which light jobs do without
-
     count = len(differences)
     apart = np.asarray(differences) - fmean(differences)
     variance = float(apart @ apart) / (count - 1)
-    rest = max(0.0, variance - of_queries / count)
+    rest = max(0.0, variance - of_items / count)
     if not rest > 0:  # or NaN
         return np.zeros(_DRAWS)
-    # A sample's variance is smaller than that of what it is drawn from by (count - 1) / count, and
-    # that of few tasks is itself uncertain: Student's t takes the place of the normal deviate.
-    wider = t.ppf(_LIKELY[1] / 100, count - 1) / norm.ppf(_LIKELY[1] / 100)
-    shrunk = apart * wider * np.sqrt(rest / variance * count / (count - 1))
+    shrunk = apart * _student(count - 1) * np.sqrt(rest / variance * count / (count - 1))
     counts = generator.multinomial(count, [1 / count] * count, size=_DRAWS)
     draws: np.ndarray = counts @ shrunk / count
     return draws

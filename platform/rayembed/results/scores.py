@@ -53,9 +53,9 @@ class TaskScore:
     measured_with: Mapping[str, str] = field(default_factory=dict)
     """Number type, lengths, width, context and prompts of the measurement, by name; empty: not
     recorded."""
-    queries: Mapping[Place, Sequence[float]] = field(default_factory=dict)
-    """Split and subset → scores of single queries, in an order that all models share, of tasks that
-    have such; not written by `to_json`."""
+    items: Mapping[Place, Any] = field(default_factory=dict)
+    """Split and subset → outcomes of test items (`results.items.Items`), in an order that all
+    models share, of tasks that have such; not written by `to_json`."""
     cost: Cost | None = None
     """Cost of the task's corpora; None: not measured. Not written by `to_json`."""
 
@@ -144,7 +144,7 @@ def to_json(scores: Iterable[TaskScore]) -> str:
     """Serialise scores as JSON text."""
     rows = [
         {
-            **{name: v for name, v in asdict(score).items() if name not in ("queries", "cost")},
+            **{name: v for name, v in asdict(score).items() if name not in ("items", "cost")},
             "scores": [[*place, value] for place, value in score.scores.items()],
             "date": score.date and score.date.isoformat(),
         }

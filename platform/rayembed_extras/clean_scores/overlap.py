@@ -8,28 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from rayembed.evaluation.item_results import item_outcomes
 from rayembed.evaluation.query_results import query_results
-from rayembed_extras.clean_scores.bootstrap import (
-    CleanScore,
-    PartOutcomes,
-    Statistic,
-    average_precision,
-    clean_score,
-    spearman,
-)
+from rayembed.results.items import Items, item_scores
+from rayembed_extras.clean_scores.bootstrap import CleanScore, clean_score
 from rayembed_extras.clean_scores.scored_texts import TaskPart
 from rayembed_extras.clean_scores.search import CONTAINED, EQUAL, SIMILAR, TestTexts
 
-_STATISTICS: Mapping[str, Statistic] = {
-    "cosine_spearman": spearman,
-    "max_ap": average_precision,
-    "cosine_ap": average_precision,
-    "similarity_ap": average_precision,
-}
-"""Main score of pairs → its function of cosines and labels."""
-_NEAR = 5e-4
-"""Most difference between a task's main score and the same from the stored outcomes."""
 _WAYS = (EQUAL, CONTAINED, SIMILAR)
 MOST_SHOWN = 10_000
 """Seen items whose texts are listed."""
@@ -57,10 +41,8 @@ class ScoredPart:
     """Numbers of the documents; empty for other tasks than retrieval."""
     positives: np.ndarray
     """(positives,) int64 indices of the documents that are relevant to a query, each once."""
-    outcomes: np.ndarray | None
-    """(items,) float64 outcomes; None: not stored."""
-    labels: np.ndarray | None
-    statistic: Statistic | None
+    outcomes: Items | None
+    """Outcomes of the items; None: not stored, or the score is not made of them."""
     ways: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
     """(items,) uint8: how the item was seen, as `TestTexts.found` has it; set by `mark`."""
     seen_documents: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
@@ -84,10 +66,10 @@ class ScoredPart:
             at = texts.count - first
             positives += [at + place for place, name in enumerate(ids) if name in relevant]
             texts.add_documents(some)
-        outcomes = item_outcomes(entry)
+        outcomes = item_scores(entry)
         if stored := query_results(entry):
             known = all(name in stored for name in part.names)
-            outcomes = np.array([stored[n].score for n in part.names]) if known else None
+            outcomes = [stored[name].score for name in part.names] if known else None
         if outcomes is not None and len(outcomes) != len(part.items):
             outcomes = None
         return cls(
@@ -102,8 +84,6 @@ class ScoredPart:
             range(first, texts.count),
             np.array(positives, dtype=np.int64),
             outcomes,
-            None if part.labels is None else np.array(part.labels, dtype=np.float64),
-            _STATISTICS.get(metadata.main_score),
         )
 
     @property
@@ -133,17 +113,6 @@ class ScoredPart:
         ]
         self.names, self.items = [], []
         self.item_of = self.numbers = np.empty(0, np.int64)
-
-    @property
-    def part_outcomes(self) -> PartOutcomes | None:
-        """Outcomes of the items; None if they are not stored or do not reproduce the main score."""
-        if self.outcomes is None or (self.labels is not None and self.statistic is None):
-            return None
-        part = PartOutcomes(self.outcomes, self.ways == 0, self.labels, self.statistic)
-        every = PartOutcomes(self.outcomes, self.ways < 255, self.labels, self.statistic)
-        whole = clean_score([every])
-        near = whole is not None and abs(whole.all - self.main_score) < _NEAR
-        return part if near else None
 
 
 @dataclass(frozen=True)
@@ -186,13 +155,12 @@ def task_overlaps(parts: Sequence[ScoredPart]) -> list[TaskOverlap]:
 
 def _overlap(task: str, parts: Sequence[ScoredPart]) -> TaskOverlap:
     ways = np.concatenate([part.ways for part in parts])
-    outcomes = [part.part_outcomes for part in parts]
-    known = [one for one in outcomes if one is not None]
+    known = [part.outcomes for part in parts if part.outcomes is not None]
     score, note = None, ""
     if len(known) < len(parts):
         note = "its score is not made of the scores of single texts, or these were not stored"
     else:
-        score = clean_score(known)
+        score = clean_score(known, [part.ways == 0 for part in parts])
         if score is None:
             note = "too few items are clean"
     positives = [part.seen_documents[part.positives] for part in parts]

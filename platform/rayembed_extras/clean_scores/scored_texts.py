@@ -2,7 +2,7 @@
 tasks.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -28,8 +28,6 @@ class TaskPart:
     """Id of each query, or number of each row."""
     items: list[tuple[str, ...]]
     """Texts of each item: one of a query, two of a pair."""
-    labels: Sequence[float] | None = None
-    """Judged similarity of each pair; None: items are no pairs."""
     documents: Any = None
     """Rows with `id`, `text` and `title` of a retrieval; None: another task."""
     positives: list[list[str]] = field(default_factory=list)
@@ -82,19 +80,14 @@ def _of_rows(task: Any, rows: Any, split: str, subset: str) -> TaskPart:
     else:
         kinds = task._get_content_columns()  # private to mteb so far, as in the cleaning of data
         columns = [name for name, kind in kinds.items() if kind == "text" and name in rows.features]
-    label = None
-    if isinstance(task, AbsTaskSTS):
-        label = "score"
-    elif isinstance(task, AbsTaskPairClassification):
-        label = task.label_column_name
     cells = [list(rows[name]) for name in columns]
-    labels = None if label is None else list(rows[label])
-    if len(rows) == 1 and labels is not None:  # all pairs in one row, as of old
-        cells, labels = [list(column[0]) for column in cells], list(labels[0])
+    is_pair = isinstance(task, AbsTaskSTS | AbsTaskPairClassification)
+    if len(rows) == 1 and is_pair and not isinstance(cells[0][0], str):
+        cells = [list(column[0]) for column in cells]  # all pairs in one row, as of old
     items = [tuple(chain(*map(_flat, row))) for row in zip(*cells, strict=True)]
-    if labels is None and any(len(item) > len(cells) for item in items):
+    if not is_pair and any(len(item) > len(cells) for item in items):
         items = [(text,) for item in items for text in item]  # a set of texts in a row
-    return TaskPart(split, subset, [str(n) for n in range(len(items))], items, labels)
+    return TaskPart(split, subset, [str(n) for n in range(len(items))], items)
 
 
 def _flat(value: Any) -> Iterator[str]:

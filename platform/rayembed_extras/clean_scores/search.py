@@ -53,7 +53,7 @@ _LONGEST_COMPARED = 64
 most n-grams."""
 _AT_ONCE = 1024
 MOST_GRAMS = 1 << 24
-"""N-grams of a block of test texts: some 1.3 million documents, and 0.5 GB in this process."""
+"""N-grams of a block of test texts: some 1.4 million passages, and 1 GiB in this process."""
 MOST_CHARACTERS = 1 << 27
 """Characters of the items of a block, which stay as texts until they are searched."""
 _REMEMBERED = 2_000_000

@@ -12,6 +12,7 @@ from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
 from rayembed.results.costs import Cost, total
 from rayembed.results.intervals import PairedDifference, Parts, mean_difference
+from rayembed.results.items import Items
 from rayembed.results.scores import TaskScore, is_beside
 from rayembed_extras.comparison.benchmark_lines import Line, average_groups, averages, by_category
 from rayembed_extras.comparison.results import StoredModel
@@ -63,8 +64,8 @@ class Column:
     """`<org>/<model>`, or the short name of a published model."""
     notes: tuple[str, ...] = ()
     """Notes on the scores for the reader."""
-    queries: Mapping[str, Parts] = field(default_factory=dict)
-    """Line → scores of single queries, from 0 to 1, of lines that have such."""
+    items: Mapping[str, Parts] = field(default_factory=dict)
+    """Line → outcomes of test items, of lines that have such."""
     cost: Cost = field(default_factory=Cost)
     """Cost of the corpora of all lines, as far as it was measured."""
 
@@ -168,7 +169,7 @@ class ModelComparison:
         return None if ours is None or theirs is None else ours - theirs
 
     def paired(self, column: Column, name: str) -> PairedDifference | None:
-        """Difference from the baseline on a task or average, with a 95 % interval over queries, and
+        """Difference from the baseline on a task or average, with a 95 % interval over items, and
         over tasks for averages of five or more; None where `difference` is None.
         """
         key = column.label, name
@@ -190,7 +191,7 @@ class ModelComparison:
         if not all(line in column.scores and line in base.scores for line in lines):
             return PairedDifference(difference)  # an average that a paper states
         apart = {line: (column.scores[line] - base.scores[line]) / PERCENT for line in lines}
-        found = mean_difference(apart, column.queries, base.queries, over_tasks=bool(members))
+        found = mean_difference(apart, column.items, base.items, over_tasks=bool(members))
         return replace(found.times(PERCENT), mean=difference)
 
     def scored(self, column: Column, lines: Sequence[Line]) -> int:
@@ -229,15 +230,15 @@ def measured(
         origins={name: _origin(model, taken[name]) for name in scores},
         name=model.name,
         notes=_notes(label, lines, taken),
-        queries={line.name: _queries(line, taken[line.name]) for line in lines},
+        items={line.name: _items(line, taken[line.name]) for line in lines},
         cost=total(
             {f.task: f.cost for one in taken.values() for f in one.files if f.cost is not None}
         ),
     )
 
 
-def _queries(line: Line, found: LineScore) -> list[Sequence[float]]:
-    """Scores of single queries for each split and subset of a task; empty if any split or subset
+def _items(line: Line, found: LineScore) -> list[Items]:
+    """Outcomes of test items for each split and subset of a task; empty if any split or subset
     has none.
 
     Of an aggregate a part has the weight of its share of all places, so parts with different
@@ -246,11 +247,11 @@ def _queries(line: Line, found: LineScore) -> list[Sequence[float]]:
     parts = line.parts or (line,)
     if len({len(part.places) for part in parts}) > 1:
         return []
-    files = {file.task: file.queries for file in found.files}
+    files = {file.task: file.items for file in found.files}
     places = [(files.get(part.task, {}), place) for part in parts for place in part.places]
-    if not all(place in queries for queries, place in places):
+    if not all(place in items for items, place in places):
         return []
-    return [queries[place] for queries, place in places]
+    return [items[place] for items, place in places]
 
 
 def score_of(line: Line, results: Mapping[str, TaskScore]) -> LineScore:

@@ -103,10 +103,15 @@ def difference_table(comparison: ModelComparison, *, tasks: bool = True) -> Tabl
         [column.label, name, apart.shown(DIGITS)]
         for column in comparison.columns
         for name in dict.fromkeys(names)
-        if (apart := comparison.paired(column, name)) and apart.interval is not None
+        if (apart := comparison.paired(column, name))
     ]
+    known = any(
+        (apart := comparison.paired(column, name)) and apart.interval is not None
+        for column in comparison.columns
+        for name in names
+    )
     title = f"Less {comparison.baseline}"
-    return Table(["Model", "Task", "Difference"], rows, title=title) if rows else None
+    return Table(["Model", "Task", "Difference"], rows, title=title) if known else None
 
 
 def task_tables(comparison: ModelComparison) -> list[Table]:

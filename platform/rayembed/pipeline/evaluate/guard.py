@@ -312,10 +312,10 @@ def judge(run: Run, scores: Mapping[ScoreKey, ModelScores], note: str = "") -> V
 
 
 def _few_queries(base: ModelScores, own: Collection[str]) -> str:
-    """Write a remark if the own data has few queries; empty if it has enough, or no scores of
-    single queries.
+    """Write a remark if the own data has few queries or other items; empty if it has enough, or no
+    outcomes of items.
     """
-    parts = [part for task, parts in base.queries.items() if task in own for part in parts]
+    parts = [part for task, parts in base.items.items() if task in own for part in parts]
     number = sum(map(len, parts))
     if not 0 < number < _FEW_QUERIES:
         return ""
