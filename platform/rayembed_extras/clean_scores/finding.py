@@ -193,11 +193,12 @@ def _csv_row(one: TaskOverlap, declared: Mapping[str, str]) -> list[object]:
 
 def _seen_texts(parts: Sequence[ScoredPart]) -> list[list[object]]:
     """Rows of `seen_texts.csv`."""
-    return [
+    rows: list[list[object]] = [
         [part.task, part.split, part.subset, "item", *seen]
         for part in parts
         for seen in part.seen_texts
-    ][:MOST_SHOWN]
+    ]
+    return rows[:MOST_SHOWN]
 
 
 def _with_earlier(

@@ -316,7 +316,8 @@ def _distinct_texts(table: pa.Table) -> list[str]:
 def _distinct(hashes: np.ndarray) -> np.ndarray:
     """Sort hashes in place, and return each once; `np.unique` would hold twice the memory."""
     hashes.sort()
-    return hashes[np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)]]
+    found: np.ndarray = hashes[np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)]]
+    return found
 
 
 def _joined(arrays: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
