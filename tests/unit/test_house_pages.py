@@ -237,7 +237,7 @@ def test_calls_of_a_page_make_runs(page, tmp_path, monkeypatch):
         if run.own_sets:
             return of_own_set(run)
         evaluate.task_factories(run)
-        return SimpleNamespace(failed=[], scored=SimpleNamespace(scores={}))
+        return SimpleNamespace(failed=[], scored=SimpleNamespace(scores={}, further={}))
 
     monkeypatch.setattr(evaluate, "evaluate", scores)
     pairs = [(row["query"], row["positive"]) for row in write_pairs(tmp_path / "pairs.jsonl", 60)]

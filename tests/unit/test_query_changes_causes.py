@@ -16,7 +16,7 @@ from rayembed.data.plan.write import write_plan
 from rayembed.data.records import Negative, Record
 from rayembed.errors import DataError
 from rayembed.evaluation.own_set import OwnTask
-from rayembed.evaluation.query_results import BEST_OF_QUERIES, query_results
+from rayembed.evaluation.query_results import BEST_OF_QUERIES, QueryResult, query_results
 from rayembed.evaluation.run_scores import make_spec
 from rayembed.evaluation.tables import ScoreKey
 from rayembed.pipeline.evaluate.findings import ScoredModels, make_findings
@@ -28,6 +28,8 @@ from rayembed_extras.query_changes.causes import (
     LANGUAGE,
     NEAR_COPY,
     NONE,
+    Evidence,
+    causes_of,
 )
 from rayembed_extras.query_changes.cut_texts import cut_texts
 from rayembed_extras.query_changes.findings import PAGE, changes_of_run
@@ -328,3 +330,27 @@ def test_bm25_ranks_as_the_baseline_does(subject):
     assert "p-words" not in changes.bm25_results(other, ["p-words"])["p-words"].best
     assert len(found["q-none"].best) < 10, "documents without a common word are left out"
     assert query_results(scoring.result.scores["test"][0])["q-words"].best == tuple(OTHERS[:10])
+
+
+def test_common_words_of_scripts_without_spaces_are_found_and_named(tmp_path):
+    documents = {
+        "d0": "发票将在三个工作日内寄出。",
+        "d1": "产品支持两年保修。",
+        "d2": "忘记登录密码，请点击找回。",
+    }
+    task = own_task(write_beir(tmp_path / "set", documents, {"q": "登录密码"}, {"q": {"d2": 1}}))
+    (data,) = search_data(task)
+    lexical = changes.bm25_results(data, ["q"])["q"]
+    assert lexical.best == ("d2",)
+    evidence = Evidence(
+        query="q",
+        text=data.queries["q"],
+        judged=data.judged["q"],
+        worse=QueryResult(0.0, ("d0", "d1")),
+        better=QueryResult(1.0, ("d2",)),
+        texts=documents,
+        lexical=lexical,
+    )
+    (cause,) = causes_of(evidence)
+    assert cause.kind == EXACT_WORDS
+    assert cause.detail.endswith("common words: 登录, 录密, 密码")
