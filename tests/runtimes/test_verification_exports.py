@@ -1,5 +1,6 @@
 """Graphs of CPU runtimes, in float32 and int8, against the proof of the model they are made of."""
 
+import json
 import shutil
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from proved_models import save_proved
 from sentence_transformers import SentenceTransformer
 
+from rayembed.errors import ArtifactError, ConfigError
 from rayembed.proof.proof import read_proof
 from rayembed_extras.compression.contract import CalibrationText, CompressionSource
 from rayembed_extras.compression.runtimes import Onnx, OpenVINO
@@ -61,3 +63,61 @@ def test_a_mistake_in_a_graph_is_named(folder, tmp_path):
             path.write_text(path.read_text().replace(old, new))
     found = verify(graph, read_proof(folder), repeat=1, within="int8")
     assert found.mistakes == ("no_prompt",)
+
+
+@pytest.fixture(scope="module")
+def exported(folder, tmp_path_factory):
+    """The folder as other tools export it: a graph of token vectors in place of the weights."""
+    home = tmp_path_factory.mktemp("exported") / "model"
+    ignored = shutil.ignore_patterns("model.safetensors", "rayembed.json", "proof")
+    shutil.copytree(folder, home, ignore=ignored)
+    dense = next(folder.glob("*_Dense"))
+    shutil.copyfile(dense / "model.safetensors", home / dense.name / "model.safetensors")
+    model = SentenceTransformer(str(folder), device="cpu")
+    read = model.tokenizer(["one text", "another, longer text"], padding=True, return_tensors="pt")
+    names = ["input_ids", "attention_mask", "token_type_ids"]
+    (home / "onnx").mkdir()
+    torch.onnx.export(
+        model[0].auto_model,
+        tuple(read[name] for name in names),
+        home / "onnx" / "model.onnx",
+        input_names=names,
+        output_names=["last_hidden_state"],
+        dynamic_axes={name: {0: "texts", 1: "tokens"} for name in [*names, "last_hidden_state"]},
+        opset_version=18,
+        dynamo=False,
+    )
+    return home
+
+
+def test_an_onnx_file_of_another_tool(folder, exported):
+    for target in (exported / "onnx" / "model.onnx", exported):
+        verdict = verify(target, folder, repeat=1)
+        assert verdict.same, verdict.line
+        assert verdict.number_type == "float32"
+    with pytest.raises(ConfigError, match="no proof to compare"):
+        verify(exported / "onnx" / "model.onnx")
+
+
+def test_a_mistake_in_an_onnx_file_is_named(folder, exported, tmp_path):
+    home = shutil.copytree(exported, tmp_path / "model")
+    path = home / "1_Pooling" / "config.json"
+    modes = json.loads(path.read_text())
+    modes |= {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
+    path.write_text(json.dumps(modes))
+    assert verify(home / "onnx" / "model.onnx", folder, repeat=1).mistakes == ("cls_pooling",)
+    (home / "modules.json").unlink()
+    with pytest.raises(ArtifactError, match=r"names no pooling: copy modules\.json and 1_Pooling"):
+        verify(home / "onnx" / "model.onnx", folder)
+    (home / "tokenizer.json").unlink()
+    with pytest.raises(ArtifactError, match=r"no tokenizer\.json next to"):
+        verify(home / "onnx" / "model.onnx", folder)
+
+
+def test_the_onnx_file_of_a_compressed_model_is_loaded_as_its_folder(folder, tmp_path):
+    graph = tmp_path / "graph"
+    WAYS["onnx"].compress(CompressionSource(folder, [CalibrationText("Paris", "query")]), graph)
+    (file,) = graph.glob("*.onnx")
+    verdict = verify(file, folder, repeat=1)
+    assert verdict.same, verdict.line
+    assert verdict.figures["software"] == "rayembed"

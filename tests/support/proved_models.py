@@ -21,14 +21,14 @@ def _spread(model):
             torch.nn.init.normal_(value, std=1.0 if "embed" in name else value.shape[1] ** -0.5)
 
 
-def _encoder(folder):
+def _encoder(folder, length):
     config = transformers.BertConfig(
         vocab_size=200,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,
         num_attention_heads=4,
-        max_position_embeddings=LENGTH + 8,
+        max_position_embeddings=length + 8,
     )
     model = transformers.BertModel(config, add_pooling_layer=False)
     _spread(model)
@@ -36,9 +36,9 @@ def _encoder(folder):
     wordpiece_tokenizer().save_pretrained(folder)
 
 
-def _decoder(folder):
+def _decoder(folder, length):
     model = transformers.AutoModel.from_config(
-        decoder_config("qwen3", max_position_embeddings=LENGTH + 8, vocab_size=330)
+        decoder_config("qwen3", max_position_embeddings=length + 8, vocab_size=330)
     )
     _spread(model)
     model.save_pretrained(folder)
@@ -63,7 +63,7 @@ KINDS = {
 
 
 @made_once
-def save_proved(folder: Path, kind: str) -> Path:
+def save_proved(folder: Path, kind: str, length: int = LENGTH) -> Path:
     """A model in plain sentence-transformers format, with its proof."""
     from rayembed.proof.write import write_proof
 
@@ -71,8 +71,8 @@ def save_proved(folder: Path, kind: str) -> Path:
     place = folder.with_name(f"{folder.name}-parts")
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        save(place)
-    lengths = {"query_max_length": LENGTH, "document_max_length": LENGTH}
+        save(place, length)
+    lengths = {"query_max_length": length, "document_max_length": length}
     config = tiny_settings("biencoder", **{"backbone": GIVEN, **lengths, **settings})
     build_model(config, {"backbone": place}, seed=3).eval().save(folder)
     write_proof(folder)

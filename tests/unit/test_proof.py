@@ -9,6 +9,7 @@ from dataclasses import replace
 import architecture_contract as contract
 import numpy as np
 import pytest
+import torch
 from sentence_transformers import SentenceTransformer
 from tiny_folders import save_tiny, tiny_parts, tiny_settings
 
@@ -19,9 +20,9 @@ from rayembed.models.loading.files import count_parameters, weights_fingerprint
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import encode
 from rayembed.models.sentence_module import as_sentence_transformer
-from rayembed.proof.check import check, tolerated
-from rayembed.proof.proof import Mistake, read_proof
-from rayembed.proof.texts import proof_texts
+from rayembed.proof.check import changed_packages, check, tolerated
+from rayembed.proof.proof import Mistake, ProofText, read_proof
+from rayembed.proof.texts import FOR_MISTAKES, proof_texts
 from rayembed.proof.write import TOLERANCE, tolerances, write_proof
 from rayembed.registry.card_parts import FOLDER, proof_section
 from rayembed.training.checkpoints.export import upload_model
@@ -69,23 +70,12 @@ def test_the_folder_gives_the_right_vectors_however_it_is_loaded(kind, folders):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_texts_have_every_role_instruction_and_length(kind, folders):
-    folder = folders / kind
-    proof = read_proof(folder)
-    tokenizer = load_model(folder).tokenizer
+def test_texts_have_every_role_and_instruction(kind, folders):
+    proof = read_proof(folders / kind)
     about = {text.about for text in proof.texts}
     for role in ("query", "document"):
         of_role = {text.about for text in proof.texts if text.role == role}
         assert of_role >= {"CJK", "combining marks (NFD)", "digits after the prompt", "near-empty"}
-        for name, extra in (("limit - 1", -1), ("limit", 0), ("limit + 1", 1)):
-            (text,) = (t for t in proof.texts if t.about == f"{role} of {name} tokens")
-            limit = tokenizer.max_lengths[role]
-            (cut,) = tokenizer.with_prompts([text.text], [text.prompt], role)
-            assert len(cut["input_ids"]) == min(limit, limit + extra)
-            tokenizer.max_lengths = {**tokenizer.max_lengths, role: limit + 10}
-            (whole,) = tokenizer.with_prompts([text.text], [text.prompt], role)
-            assert len(whole["input_ids"]) == limit + extra
-            tokenizer.max_lengths = {**tokenizer.max_lengths, role: limit}
     assert "instruction Questions: digits after the prompt" in about
     told = [text for text in proof.texts if (text.instruction or "").strip() == "Find answers"]
     assert told
@@ -94,10 +84,26 @@ def test_texts_have_every_role_instruction_and_length(kind, folders):
 
 def test_all_instructions_have_texts_and_64_are_not_exceeded(folders):
     model = load_model(folders / "nvembed")
-    texts = proof_texts(model, {f"n{i}": f"Find {i}" for i in range(20)})
+    more = [ProofText("one more", "query", "")] * 20
+    instructions = {f"n{i}": f"Find {i}" for i in range(20)}
+    texts, left_out = proof_texts(model, instructions, [lambda _: (more, ["none"])])
     assert len(texts) <= 64
+    assert texts[-20:] == more
+    assert left_out == ["none"]
     assert len({text.instruction for text in texts} - {None}) == 8
-    assert sum("limit" in text.about for text in texts) == 6
+
+
+def test_a_large_model_has_few_texts_of_all_kinds(folders, monkeypatch):
+    model = load_model(folders / "biencoder")
+    whole, _ = proof_texts(model, {})
+    monkeypatch.setattr("rayembed.proof.texts.num_parameters", lambda _: 7 * 10**9)
+    few, (why,) = proof_texts(model, {})
+    assert "7.0 billion parameters" in why
+    assert len(few) < 0.7 * len(whole)
+    assert {text.about for text in few} == {text.about for text in whole}
+    roles = {name: {t.role for t in few if t.about == name} for name in FOR_MISTAKES}
+    assert all(len(found) == 2 for found in roles.values())
+    assert len({text.role for text in few if text.about not in FOR_MISTAKES}) == 2
 
 
 def test_a_model_too_large_for_float32_is_proved_as_it_is_saved(tmp_path, monkeypatch):
@@ -212,6 +218,15 @@ def test_a_model_that_is_uploaded_has_a_proof(folders, tmp_path):
     assert not (tmp_path / "adapted" / "proof").exists()
 
 
+def test_a_proof_names_the_packages_that_computed_it(folders):
+    proof = read_proof(folders / "biencoder")
+    assert proof.made_by["torch"] == torch.__version__
+    assert {"rayembed", "transformers", "tokenizers"} <= {*proof.made_by}
+    assert changed_packages(proof) == ""
+    other = replace(proof, made_by={**proof.made_by, "torch": "1.0"})
+    assert f"torch 1.0 (here {torch.__version__})" in changed_packages(other)
+
+
 def test_a_proof_changes_no_identity_of_the_folder(folders, tmp_path):
     folder = copied(folders / "biencoder", tmp_path / "model")
     before = weights_fingerprint(folder), count_parameters(folder)
@@ -248,9 +263,10 @@ def test_a_proof_of_other_weights_is_refused_and_written_again(folders, tmp_path
         (lambda p: (p / "vectors.safetensors").write_bytes(b"x" * 40), "cannot read the model's"),
         (lambda p: (p / "proof.json").write_text("{"), "cannot read"),
         (
-            lambda p: rewritten(p, format=2),
-            "have format 2, but this version of rayembed reads format 1",
+            lambda p: rewritten(p, format=1),
+            "have format 1, but this version of rayembed reads format 2",
         ),
+        (lambda p: rewritten(p, made_by=None), "are damaged"),
         (lambda p: rewritten(p, texts=[]), "are damaged"),
         (lambda p: rewritten(p, dimensions=[]), "are damaged"),
         (lambda p: rewritten(p, tolerance=None), "are damaged"),

@@ -129,7 +129,7 @@ def test_no_model_becomes_champion_with_the_scores_of_another(folders, store, jo
     assert (code, "all gates hold" in out) == (0, True)
 
 
-def test_the_model_is_pushed_to_the_hub_with_its_card(folders, job, monkeypatch):
+def test_the_model_is_pushed_to_the_hub_with_its_card(folders, store, job, monkeypatch):
     _, (first, *_) = folders
     asked = ("--model", str(first), "--name", "tiny", "--push-to-hub", "org/tiny")
     with upload_hub(monkeypatch) as hub:
@@ -140,6 +140,11 @@ def test_the_model_is_pushed_to_the_hub_with_its_card(folders, job, monkeypatch)
     assert (code, "/org/tiny" in out) == (0, True)
     assert {"model.safetensors", "modules.json", "rayembed.json"} <= hub.files.keys()
     assert b"# tiny" in hub.files["README.md"]
+    # The version has a proof, the folder has none and is uploaded as it is.
+    version = client_of(store).get_model_version("tiny", "1")
+    assert "## Check of a copy" in version.description
+    assert b"## Check of a copy" not in hub.files["README.md"]
+    assert "proof/proof.json" not in hub.files
     for wrong, message in (
         (("--model", str(first), "--push-to-hub", "tiny"), "expected org/name"),
         (("--rollback", "--push-to-hub", "org/tiny"), "--rollback cannot be combined with"),

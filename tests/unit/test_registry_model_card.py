@@ -284,7 +284,14 @@ def test_data_is_told_with_counts_and_licences_and_scores_with_categories():
     assert "rayembed serve --model models:/reg@candidate" in text
 
 
-def test_card_of_a_model_that_others_trained():
+@pytest.mark.parametrize("proved", [True, False])
+def test_the_check_of_a_copy_is_in_cards_of_models_with_a_proof(proved):
+    text = card(make_run(), proved=proved)
+    assert ("## Check of a copy" in text) == ("rayembed verify" in text) == proved
+
+
+@pytest.mark.parametrize("proved", [True, False])
+def test_card_of_a_model_that_others_trained(proved):
     text = plain_card(
         "minilm",
         reference="hf://org/minilm@main",
@@ -293,7 +300,9 @@ def test_card_of_a_model_that_others_trained():
         dimensions=384,
         registered_model="minilm",
         results=RESULTS[:2],
+        proved=proved,
     )
+    assert ("## Check of a copy" in text) == ("rayembed verify" in text) == proved
     data = ModelCard(text).data
     assert (data.license, data.base_model) == ("apache-2.0", "org/minilm")
     assert len(data.eval_results) == 2

@@ -23,6 +23,7 @@ from rayembed.models.contract import trainable_state
 from rayembed.models.loading.load import load_model
 from rayembed.models.loading.saved_folder import saved_dimensions
 from rayembed.models.passes.encoding import encode
+from rayembed.proof.proof import has_proof, read_proof
 from rayembed.training.checkpoints.export import MADE_OF_FILE, export, upload_model
 from rayembed.training.checkpoints.weights import (
     load_weights,
@@ -93,6 +94,22 @@ def test_exported_once_and_again_when_what_it_is_made_of_changes(run, storage, w
     export(parse(Run, values), weights, folder)
     prompts = json.loads(read_bytes(join(folder, "config_sentence_transformers.json")))["prompts"]
     assert "WikiSentenceRetrieval" in prompts
+
+
+def test_a_whole_model_gets_the_proof_that_it_lacks(run, storage, monkeypatch):
+    """As one of an earlier version, though nothing is exported again."""
+    folder = join(storage, "models", "one")
+    with monkeypatch.context() as patch:
+        patch.setattr("rayembed.training.checkpoints.export.add_proof", lambda place: None)
+        export(run, None, folder)
+    assert not has_proof(folder)
+    monkeypatch.setattr("rayembed.training.checkpoints.export.load_weights", None)
+    export(run, None, folder)
+    assert has_proof(folder)
+    assert read_proof(resolve_model(folder)) is not None
+    write_atomic(join(folder, "proof", "proof.json"), b'{"format": 1}')  # of an earlier format
+    export(run, None, folder)
+    assert has_proof(folder)
 
 
 @pytest.mark.parametrize("storage", ["s3"], indirect=True)  # on disk the folder is renamed

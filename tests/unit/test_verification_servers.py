@@ -89,6 +89,46 @@ def test_the_right_model_is_the_same_within_its_number_type(kind, int8, models):
         assert verify(embedders[False], proof, within="float32", repeat=1).same
 
 
+@pytest.mark.parametrize("given", ["", "/api", "/embeddings"])
+def test_a_server_of_openais_schema_without_a_version(given, models):
+    _, proof, embedders = models("cls")
+    seen = []
+    right = given.removesuffix("/embeddings") + "/embeddings"
+
+    def other_path(path, body, vectors):
+        return None if path == right else (404, {})
+
+    with mistaken_server(embedders[False], seen=seen, fault=other_path) as url:
+        verdict = verify(url + given, proof, repeat=1)
+    assert verdict.same, verdict.line
+    assert seen[-1]["path"] == right
+    if given.endswith("/embeddings"):
+        assert {one["path"] for one in seen} == {right}
+
+
+@pytest.mark.parametrize("takes_field", [True, False])
+@pytest.mark.parametrize("schema", ["openai", "tei", "cohere"])
+def test_a_server_is_asked_for_fewer_numbers(schema, takes_field, models):
+    _, proof, embedders = models("cls")
+    field = "output_dimension" if schema == "cohere" else "dimensions"
+    asked = []
+
+    def cut(texts, mistake, role):
+        vectors = embedders[False](texts)[:, :16]
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    def refuse(path, body, vectors):
+        asked.append(body.get(field))
+        return (400, {}) if field in body and not takes_field else None
+
+    with mistaken_server(cut, fault=refuse) as url:
+        how = {"schema": schema, "prompts": "client", "repeat": 1}
+        verdict = verify(url, proof, dimensions=16, **how)
+    assert verdict.same, verdict.line
+    assert asked[0] == 16
+    assert set(asked[1:]) == ({16} if takes_field else {None})
+
+
 def test_int8_is_refused_where_float32_is_asked_for(models):
     _, proof, embedders = models("last")
     verdict = verify(embedders[True], proof, within="float32", repeat=1)

@@ -230,13 +230,48 @@ def test_the_token_of_ones_own_server_stays_on_this_machine(target, named, sent,
     assert given == [sent]
 
 
+def test_other_versions_of_packages_are_named_where_the_vectors_differ(folder, changed):
+    proof = read_proof(folder)
+    older = replace(proof, made_by={**proof.made_by, "torch": "1.0"})
+    assert not any("torch 1.0" in note for note in verify(folder, older, repeat=1).notes)
+    for right, named in ((older, True), (proof, False)):
+        notes = verify(changed, right, repeat=1).notes
+        assert any("computed with torch 1.0 (here" in note for note in notes) == named
+
+
+@pytest.mark.parametrize("mistake", ["", "pooling", "prompt", "width"])
+def test_vectors_cut_to_fewer_numbers(folder, changed, mistake):
+    """Of a Matryoshka server, which cuts and normalises."""
+    model = SentenceTransformer(str(changed if mistake == "pooling" else folder), device="cpu")
+    width = 8 if mistake == "width" else 16
+
+    def embed(texts):
+        if mistake == "prompt":
+            texts = [text.removeprefix("where ").removeprefix("the world ") for text in texts]
+        vectors = model.encode(texts)[:, :width]
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    verdict = verify(embed, folder, dimensions=16, repeat=1)
+    named = {"pooling": "cls_pooling", "prompt": "no_prompt", "width": "cut_to_8"}
+    assert verdict.mistakes == ((named[mistake],) if mistake else ()), verdict.line
+    assert verdict.same == (not mistake)
+    assert "trained for vectors of (24,) numbers, none of them 16" in verdict.notes[-1]
+    raw = verify(lambda texts: model.encode(texts)[:, :16], folder, dimensions=16, repeat=1)
+    assert "no_normalisation" in raw.mistakes
+
+
+def test_more_numbers_than_the_model_has_are_refused(folder):
+    with pytest.raises(ConfigError, match=r"dimensions = 25 .* give 1 to 24"):
+        verify(folder, dimensions=25)
+
+
 def test_a_limit_that_no_text_reaches_is_said(folder):
     proof = read_proof(folder)
     assert not any("is not noticed" in note for note in verify(folder, proof, repeat=1).notes)
-    kept = [i for i, text in enumerate(proof.texts) if "limit" not in text.about]
+    kept = [i for i, text in enumerate(proof.texts) if (text.tokens or 0) <= 300]
     short = replace(
         proof, texts=tuple(proof.texts[i] for i in kept), vectors=proof.vectors[kept], mistakes=()
     )
     verdict = verify(folder, short, repeat=1)
     assert verdict.same
-    assert "a server that cuts longer texts than these is not noticed" in verdict.notes[-1]
+    assert "a server that cuts longer texts than 300 is not noticed" in verdict.notes[-1]

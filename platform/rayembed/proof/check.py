@@ -1,7 +1,9 @@
 """Compare vectors from a server or library with a model's stored reference vectors (proof)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 
 import numpy as np
 
@@ -88,6 +90,28 @@ def cosines(vectors: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndar
     unit = vectors / np.maximum(lengths, 1e-12)[:, None]
     expected = right / np.linalg.norm(right.astype(np.float64), axis=1, keepdims=True)
     return np.nan_to_num((unit * expected).sum(axis=1)), lengths
+
+
+def changed_packages(proof: Proof) -> str:
+    """Name the packages whose version differs from the one that computed the proof; empty if none
+    does.
+    """
+    here = versions(proof.made_by)
+    changed = [
+        f"{name} {version} (here {here[name]})"
+        for name, version in proof.made_by.items()
+        if here.get(name, version) != version
+    ]
+    return f"the right vectors were computed with {', '.join(changed)}" if changed else ""
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of the installed packages among those named."""
+    found = {}
+    for name in packages:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def tolerated(proof: Proof, computed: str) -> NumberType:

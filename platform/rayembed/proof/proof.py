@@ -7,22 +7,22 @@ mistake names. docs/verification.md has every field.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from rayembed.assets.folder_formats import PROOF_FOLDER
-from rayembed.assets.storage import write_atomic
+from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.config.types import Role
 from rayembed.errors import ArtifactError
 from rayembed.models.loading.files import read_json, weights_fingerprint
 
 PROOF_FILE = "proof.json"
 VECTORS_FILE = "vectors.safetensors"
-FORMAT = 1
+FORMAT = 2
 
 NumberType = Literal["float32", "bfloat16", "int8"]
 
@@ -39,6 +39,8 @@ class ProofText:
     """Task definition that makes the prompt; None: the model's default for the role."""
     about: str = ""
     """Property that the text checks, such as `CJK` or `document of limit + 1 tokens`."""
+    tokens: int | None = None
+    """Tokens of a text that was made to have so many, prompt and special ones included."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,15 @@ class Proof:
     tolerance: Mapping[NumberType, float]
     """Lowest cosine with a right vector that counts as the same, by the server's number type."""
     mistakes: tuple[Mistake, ...] = ()
+    made_by: Mapping[str, str] = field(default_factory=dict)
+    """Version of each package that computed the vectors."""
+    left_out: tuple[str, ...] = ()
+    """Texts that the proof lacks and why, in a sentence each."""
+
+    def part(self, chosen: Sequence[int]) -> "Proof":
+        """Return the proof of some of the texts, without mistakes."""
+        texts = tuple(self.texts[i] for i in chosen)
+        return replace(self, texts=texts, vectors=self.vectors[list(chosen)], mistakes=())
 
     def write(self, folder: Path) -> None:
         """Write the proof into a model's folder, and replace an older one."""
@@ -94,9 +105,11 @@ class Proof:
             "weights": self.weights,
             "dimensions": list(self.dimensions),
             "dtype": self.dtype,
+            "made_by": dict(self.made_by),
             "normalised": self.normalised,
             "lengths": dict(self.lengths),
             "tolerance": dict(self.tolerance),
+            "left_out": list(self.left_out),
             "texts": [asdict(text) for text in self.texts],
             "mistakes": [
                 {"name": m.name, "what": m.what, "advice": m.advice, "texts": list(m.texts)}
@@ -109,6 +122,17 @@ class Proof:
         write_atomic(place / VECTORS_FILE, safetensors.numpy.save(arrays))
         text = json.dumps(described, indent=1, ensure_ascii=False) + "\n"
         write_atomic(place / PROOF_FILE, text.encode())
+
+
+def has_proof(folder: str) -> bool:
+    """Whether a model's folder in storage has a proof of the present format; its content is not
+    checked.
+    """
+    path = join(folder, PROOF_FOLDER, PROOF_FILE)
+    try:
+        return exists(path) and json.loads(read_bytes(path)).get("format") == FORMAT
+    except (ValueError, AttributeError):
+        return False
 
 
 def read_proof(folder: Path) -> Proof | None:
@@ -124,7 +148,8 @@ def read_proof(folder: Path) -> Proof | None:
     if values.get("format") != FORMAT:
         raise ArtifactError(
             f"the model's reference vectors (proof) in {str(path)!r} have format "
-            f"{values.get('format')!r}, but this version of rayembed reads format {FORMAT}"
+            f"{values.get('format')!r}, but this version of rayembed reads format {FORMAT}. "
+            "Register or export the model again, which writes a new proof"
         )
     try:
         proof = _proof_of(values, _arrays(path.with_name(VECTORS_FILE)))
@@ -187,6 +212,8 @@ def _proof_of(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Pr
         vectors=right,
         tolerance=dict(values["tolerance"]),
         mistakes=tuple(mistakes),
+        made_by=dict(values["made_by"]),
+        left_out=tuple(values["left_out"]),
     )
 
 

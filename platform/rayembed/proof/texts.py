@@ -2,12 +2,12 @@
 wrongly.
 """
 
-import copy
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import count
-from typing import Any, get_args
+from collections.abc import Callable, Iterable, Mapping
+from typing import get_args
 from unicodedata import normalize
+
+from torch import nn
 
 from rayembed.config.types import Role
 from rayembed.errors import ConfigError, DataError
@@ -58,39 +58,69 @@ _INSTRUCTIONS = 8
 """Instructions, beside the default of each role, that get texts; the first by name. A few get all
 texts of `FOR_MISTAKES`, more get two."""
 _FEW = 3
-_LONGER = (300, 600)
-"""Tokens of documents that are not cut, for servers that cut at 256 or 512."""
-_MOST_TOKENS = 6_144
-"""Tokens of all texts around the limit: of a long limit fewer are embedded, so that a proof of a
-small model takes a CPU seconds."""
-_WINDOW = 60
-"""Characters around an estimate among which a text of an exact number of tokens is searched."""
+_LARGE = 2 * 10**9
+"""Parameters from which a CPU computes so slowly that most texts are of one role."""
 
-_NOUNS = "river stone winter market engine letter garden signal copper window theory island harvest"
-_PLACES = "bridge music paper forest doctor colour station mirror history planet silver kitchen"
+More = Callable[[TransformerModel], tuple[list[ProofText], list[str]]]
+"""Function from a model to further texts, and sentences on those that are left out."""
 
 
-def proof_texts(model: TransformerModel, instructions: Mapping[str, str]) -> list[ProofText]:
-    """Return the texts of a model's proof; those that its tokenizer refuses are left out.
+def proof_texts(
+    model: TransformerModel, instructions: Mapping[str, str], more: Iterable[More] = ()
+) -> tuple[list[ProofText], list[str]]:
+    """Return the texts of a model's proof, and sentences on those that are left out.
+
+    Texts that its tokenizer refuses are none of them.
 
     Args:
         instructions: task definitions by name that the model was saved with.
+        more: makers of further texts, for models that have positions up to their maximum length.
     """
     defaults = {model.instruction_of(role, None) for role in get_args(Role)}
     named = {i: n for n, i in sorted(instructions.items(), reverse=True) if i not in defaults}
     chosen = sorted(named.items(), key=lambda one: one[1])[:_INSTRUCTIONS]
     pairs = [(about, text, role) for about, text in _SHORT.items() for role in get_args(Role)]
-    texts = [_made(model, text, role, None, about) for about, text, role in pairs]
+    left_out = []
+    if is_large(model):
+        pairs = [one for i, one in enumerate(pairs) if one[0] in FOR_MISTAKES or i % 4 in (0, 3)]
+        left_out.append(
+            "most short texts in one of both roles: the model has "
+            f"{num_parameters(model) / 1e9:.1f} billion parameters"
+        )
+    texts = []  # first, since the last ones make room for long texts
     for instruction, name in chosen:
         for about in FOR_MISTAKES if len(chosen) <= _FEW else FOR_MISTAKES[:2]:
             what = f"instruction {name}: {about}"
-            texts.append(_made(model, _SHORT[about], "query", instruction, what))
+            texts.append(text_of(model, _SHORT[about], "query", instruction, what))
+    texts += [text_of(model, text, role, None, about) for about, text, role in pairs]
     short = [text for text in texts if tokens_of(model, [text])]
     if not _has_positions(model):
         few = min(filter(None, map(num_positions, model.parts.values())), default=sys.maxsize) // 2
-        return [text for text in short if _positions_of(model, text) <= few][:NUMBER]
-    long = [*_around_the_limit(model), *_longer(model)]
-    return [*short[: NUMBER - len(long)], *long]
+        return [text for text in short if _positions_of(model, text) <= few][:NUMBER], left_out
+    long: list[ProofText] = []
+    for make in more:
+        made, why = make(model)
+        long += made
+        left_out += why
+    return [*short[: NUMBER - len(long)], *long], left_out
+
+
+def is_large(model: TransformerModel) -> bool:
+    """Whether a model is so large that a CPU embeds few texts in minutes."""
+    return num_parameters(model) >= _LARGE
+
+
+def num_parameters(model: TransformerModel) -> int:
+    """Number of a model's parameters without those of embeddings, which cost no products; 0 for
+    graphs.
+    """
+    modules = [module for part in model.parts.values() for module in part.modules()]
+    return sum(
+        parameter.numel()
+        for module in modules
+        if not isinstance(module, nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+    )
 
 
 def tokens_of(model: TransformerModel, texts: Iterable[ProofText]) -> list[Tokens]:
@@ -121,77 +151,9 @@ def _positions_of(model: TransformerModel, text: ProofText) -> int:
     return cost(tokens_of(model, [text])[0]) + model.added_tokens
 
 
-def _made(
+def text_of(
     model: TransformerModel, text: str, role: Role, instruction: str | None, about: str
 ) -> ProofText:
-    tokenizer = model.tokenizer
-    prompt = tokenizer.prompt(model.instruction_of(role, instruction), role)
+    """Make a text of the proof with the model's prompt for its role and instruction."""
+    prompt = model.tokenizer.prompt(model.instruction_of(role, instruction), role)
     return ProofText(text, role, prompt, instruction, about)
-
-
-def _around_the_limit(model: TransformerModel) -> Iterator[ProofText]:
-    """Yield texts of each role that are one token below the maximum length, equal to it and one
-    above it.
-    """
-    tokenizer = model.tokenizer
-    left = _MOST_TOKENS
-    for extra, role in ((e, r) for e in (1, 0, -1) for r in get_args(Role)):
-        limit = tokenizer.max_lengths[role]
-        left -= min(limit, limit + extra)
-        if left < 0:
-            return
-        name = f"limit {'+' if extra > 0 else '-'} 1" if extra else "limit"
-        yield from _of_length(model, role, limit + extra, f"{role} of {name} tokens")
-
-
-def _longer(model: TransformerModel) -> Iterator[ProofText]:
-    """Yield documents of more than 256 and more than 512 tokens, if the model reads them without
-    cutting.
-    """
-    tokenizer = model.tokenizer
-    for number in _LONGER:
-        if tokenizer.max_lengths["document"] > number:
-            yield from _of_length(model, "document", number, f"document of {number} tokens")
-
-
-def _of_length(model: TransformerModel, role: Role, number: int, about: str) -> Iterator[ProofText]:
-    """Yield a text with exactly this number of tokens, prompt and special tokens included; yield
-    nothing if none is found.
-    """
-    tokenizer: Any = copy.copy(model.tokenizer)
-    tokenizer.max_lengths = dict.fromkeys(get_args(Role), sys.maxsize)
-    prompt = tokenizer.prompt(model.instruction_of(role, None), role)
-
-    def lengths(cuts: Sequence[int]) -> list[int]:
-        texts = [_story(cut) for cut in cuts]
-        try:
-            made = tokenizer.with_prompts(texts, [prompt] * len(texts), role)
-        except DataError:
-            return []
-        return [cost(tokens) for tokens in made]
-
-    low, high = 1, 16 * number
-    while high - low > 1:
-        middle = (low + high) // 2
-        seen = lengths([middle])
-        if not seen:
-            return
-        low, high = (middle, high) if seen[0] < number else (low, middle)
-    near = range(max(1, low - _WINDOW // 2), low + _WINDOW)
-    for cut, length in zip(near, lengths(near), strict=False):
-        if length == number and _story(cut).strip():
-            yield ProofText(_story(cut), role, prompt, None, about)
-            return
-
-
-def _story(characters: int) -> str:
-    """Make a text of this number of characters, in which no sentence occurs twice."""
-    nouns, places = _NOUNS.split(), _PLACES.split()
-    made, size = [], 0
-    for number in count(1):
-        noun, place = nouns[number % len(nouns)], places[number % len(places)]
-        made.append(f"The {noun} of {number} was near a {place}, and so it went on. ")
-        size += len(made[-1])
-        if size >= characters:
-            break
-    return "".join(made)[:characters]

@@ -8,6 +8,7 @@ from typing import cast
 
 import numpy as np
 
+from rayembed.assets.folder_formats import format_of
 from rayembed.config.table import NamedTable
 from rayembed.errors import ArtifactError
 from rayembed.machine.hardware import free_memory
@@ -22,7 +23,7 @@ from rayembed.models.loading.saved_folder import SETTINGS_FILE
 from rayembed.models.loading.saved_prompts import saved_instructions
 from rayembed.models.passes.encoding import encode_tokens
 from rayembed.models.transformer_model import TransformerModel
-from rayembed.proof.check import LENGTH_ERROR, cosines
+from rayembed.proof.check import LENGTH_ERROR, cosines, versions
 from rayembed.proof.proof import Mistake, NumberType, Proof, ProofText, read_proof
 from rayembed.proof.texts import proof_texts, tokens_of
 
@@ -34,17 +35,20 @@ _ROUNDED: tuple[NumberType, ...] = ("bfloat16", "int8")
 _MARGIN = 3.0
 """Distance from cosine 1 that is allowed, in those of the model's own rounded vectors: other texts,
 and servers that round at other places."""
+_PACKAGES = ("rayembed", "torch", "transformers", "tokenizers")
 _LEAST = 0.9
 """Lowest tolerance: a model that rounding moves further is not served in that number type."""
 
 
 @dataclass(frozen=True)
 class MistakeMaker:
-    """Entry of the table of mistakes."""
+    """Entry of the table of mistakes, which may have further texts to show them by."""
 
     make: Callable[[TransformerModel, Sequence[ProofText], np.ndarray], Iterable[Mistake]]
     """Function from a loaded model, the proof's texts and their right vectors to the mistakes that
     the model can be served with. Those named `bfloat16` and `int8` set the tolerances."""
+    texts: Callable[[TransformerModel], tuple[list[ProofText], list[str]]] = lambda _: ([], [])
+    """Function from a loaded model to further texts, and sentences on those that are too costly."""
 
 
 MISTAKES = NamedTable("rayembed.proof_mistakes", MistakeMaker, "maker of mistakes", {})
@@ -70,7 +74,9 @@ def write_proof(folder: Path) -> Proof:
     exact = size <= free_memory("cpu") // 2
     model = load_model(folder, dtype="float32" if exact else saved_dtype(folder))
     proof = prove(model, saved_instructions(folder, model.config), normalised=normalises(folder))
-    proof = replace(proof, weights=weights_fingerprint(folder))
+    own = format_of(folder)
+    packages = (*proof.made_by, *(own.packages(folder) if own else ()))
+    proof = replace(proof, weights=weights_fingerprint(folder), made_by=versions(packages))
     proof.write(folder)
     return proof
 
@@ -111,7 +117,8 @@ def prove(
     Raises:
         ArtifactError: a vector is not of unit length, or there is no text that the model takes.
     """
-    texts = proof_texts(model, instructions)
+    makers = MISTAKES.members().values()
+    texts, left_out = proof_texts(model, instructions, [maker.texts for maker in makers])
     if not texts:
         raise ArtifactError(
             "cannot write reference vectors (proof): the tokenizer refuses all of its test texts"
@@ -124,7 +131,6 @@ def prove(
             f"cannot write reference vectors (proof): the vector of {bad.text[:40]!r} does not "
             "have length 1"
         )
-    makers = MISTAKES.members().values()
     mistakes = [mistake for maker in makers for mistake in maker.make(model, texts, right)]
     return Proof(
         weights="",
@@ -136,6 +142,8 @@ def prove(
         vectors=right,
         tolerance=tolerances(right, mistakes),
         mistakes=tuple(one for one in mistakes if _differs(one, right, normalised)),
+        made_by=versions(_PACKAGES),
+        left_out=tuple(left_out),
     )
 
 

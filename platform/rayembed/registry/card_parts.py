@@ -250,13 +250,17 @@ def plain_card(
     dimensions: int,
     registered_model: str,
     results: Sequence[TaskScore],
+    proved: bool,
 ) -> str:
     """Model card for another project's model that was registered and scored here.
 
     Args:
         reference: where it comes from, without paths of somebody's disk.
         hub_name: its name on the hub; None: it has none there.
+        proved: whether the folder has reference vectors (proof).
     """
+    check = f"## Check of a copy\n\n{proof_section(registered_model, plain=True)}\n\n"
+    check = check if proved else ""
     serving = serving_section(registered_model, "", scored=bool(results))
     scores = score_section("", results, registry_address(registered_model, scored=False))
     stated = f"Its home states the licence {licence}." if licence else "Its licence is not known."
@@ -266,7 +270,7 @@ def plain_card(
         f"maps a text to a vector of {dimensions} numbers. {stated} What it was trained on is told "
         f"by its own home.\n\n## Use\n\n{serving}\n\n"
         f"## Scores\n\n{scores}\n\n"
-        f"## Check of a copy\n\n{proof_section(registered_model, plain=True)}\n\n"
+        f"{check}"
         "## Limits\n\nScores say what they were measured on and no more. Vectors of other models "
         "cannot be compared with its own.\n"
     )

@@ -35,6 +35,7 @@ def model_card(
     results: Sequence[TaskScore] = (),
     base_licence: str = "",
     data_licences: Mapping[str, str] | None = None,
+    proved: bool = True,
 ) -> str:
     """Write a model card in Markdown, with YAML front matter for model hubs.
 
@@ -49,6 +50,7 @@ def model_card(
         results: of this model, with what they were measured on; hubs show them.
         base_licence: as the base model's home states it; empty: not known.
         data_licences: by the data set's name, as its home states it; others are not known.
+        proved: whether the folder has reference vectors (proof).
     """
     licences = data_licences or {}
     scored = bool(scores.strip() or results)
@@ -68,7 +70,7 @@ def model_card(
         "## Scores\n\n" + score_section(scores, results, reference),
         "## Training\n\n" + _not_whole(share) + _training(run, _row_counts(provenance), licences),
         "## Provenance\n\n" + _provenance(run, fingerprint, provenance),
-        "## Check of a copy\n\n" + _check_of_a_copy(run, registered_model),
+        *(["## Check of a copy\n\n" + _check_of_a_copy(run, registered_model)] if proved else []),
         "## Limits\n\n" + _limits(run, base_licence, licences),
     ]
     return "\n\n".join(sections) + "\n"

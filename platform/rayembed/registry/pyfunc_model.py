@@ -13,7 +13,6 @@ there, the one instruction that the model learnt, if it learnt a single one; "":
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
@@ -85,8 +84,7 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
         for i, text in enumerate(proof.texts):
             kinds.setdefault((text.role, text.instruction), []).append(i)
         chosen = [i for places in kinds.values() for i in places[:_TEXTS_OF_PROOF]]
-        texts = tuple(proof.texts[i] for i in chosen)
-        part = replace(proof, texts=texts, vectors=proof.vectors[chosen], mistakes=())
+        part = proof.part(chosen)
 
         def embed(texts: Sequence[Any]) -> np.ndarray:
             made = [
@@ -100,12 +98,14 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
         check = import_module("rayembed.proof.check")
         checked = check.check(part, embed, check.tolerated(proof, computed))
         if not checked.same:
+            changed = check.changed_packages(proof)
+            changed = changed and f"; {changed}"
             raise MlflowException(
                 f"the model in {str(folder)!r} gives other vectors here than where it was "
                 f"registered (lowest cosine {checked.worst:.4f}, allowed "
-                f"{checked.tolerance:g}, in the text of {texts[checked.wrong[0]].about!r}). "
-                "Install the versions in its requirements.txt, or remove its folder proof "
-                "(the stored reference vectors) to load the model without this check"
+                f"{checked.tolerance:g}, in the text of {part.texts[checked.wrong[0]].about!r})"
+                f"{changed}. Install the versions in its requirements.txt, or remove its folder "
+                "proof (the stored reference vectors) to load the model without this check"
             )
 
     # Of the annotation of a table alone MLflow makes no signature beside the one it is given.

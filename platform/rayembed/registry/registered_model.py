@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from rayembed.assets.cache import cache_folder, filled
+from rayembed.assets.folder_formats import PROOF_FOLDER
 from rayembed.assets.names import below, folder_name
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.credentials import check_address
@@ -197,6 +198,18 @@ def weights_of(version: Any) -> str:
             "which is no fingerprint of weights; register its folder again (--model folder)"
         )
     return str(found)
+
+
+def version_has_proof(client: Any, version: Any) -> bool:
+    """Whether the files of a version have reference vectors (proof)."""
+    model_id = version.tags.get(MODEL_ID_TAG)
+    if not model_id:
+        return False
+    folders = client.list_logged_model_artifacts(model_id, "artifacts")
+    return any(
+        client.list_logged_model_artifacts(model_id, f"{folder.path}/{PROOF_FOLDER}")
+        for folder in folders
+    )
 
 
 def read_scores(client: Any, version: Any) -> tuple[TaskScore, ...]:

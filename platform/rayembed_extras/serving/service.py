@@ -19,7 +19,7 @@ from rayembed.errors import ArtifactError, DataError
 from rayembed.models.contract import Tokens, cost
 from rayembed.models.passes.encoding import default_budget, encode_tokens, no_unit_vectors
 from rayembed.models.transformer_model import TransformerModel
-from rayembed.proof.check import check, tolerated
+from rayembed.proof.check import changed_packages, check, tolerated
 from rayembed.proof.proof import ProofText, read_proof
 from rayembed.registry.openai_schema import EncodeOptions, RequestError, cut
 from rayembed_extras.serving.batcher import Batcher
@@ -30,6 +30,8 @@ _TEXTS_PER_CALL = 64
 """Number of texts tokenised at once; a cancelled request stops between two calls."""
 _logger = logging.getLogger(__name__)
 
+_LONGEST_ON_CPU = 4_000
+"""Characters up to which a CPU embeds texts of the proof at the start."""
 _FAILURES = 3
 """Consecutive failed batches after which the service counts as broken."""
 
@@ -170,6 +172,9 @@ class EmbeddingService:
                     self.name,
                 )
                 return
+            if self._model.device.type == "cpu":  # long texts would take it minutes
+                lengths = (len(one.text) for one in proof.texts)
+                proof = proof.part([i for i, n in enumerate(lengths) if n <= _LONGEST_ON_CPU])
             computed: Any = self._model.number_type
             checked = check(proof, self._embed_proof, tolerated(proof, computed))
             self._proof_cosine = checked.worst
@@ -181,6 +186,8 @@ class EmbeddingService:
                     f"{checked.worst:.4f}, allowed {checked.tolerance:g}), such as {about!r}; "
                     "rayembed verify names the mistake"
                 )
+                if changed := changed_packages(proof):
+                    self._differs += f"; {changed}"
         if self._differs:
             _logger.error("%s is not ready: %s", self.name, self._differs)
 

@@ -18,12 +18,13 @@ def verify(
     prompts: str | None = None,
     repeat: int = 2,
     within: "NumberType" = "bfloat16",
+    dimensions: int | None = None,
     **server: Any,
 ) -> "Diagnosis":
     """Compare the vectors of a target with a model's proof (its stored reference vectors).
 
     Args:
-        target: address of a server, model folder, GGUF file, registered version
+        target: address of a server, model folder, GGUF or ONNX file, registered version
             (`models:/name@alias`), LangChain `Embeddings`, `SentenceTransformer`, or a function
             from a list of texts to vectors.
         proof: the model, by folder or reference, or its proof; None: the target is a folder or a
@@ -33,6 +34,7 @@ def verify(
         repeat: times that each text is embedded, alone and in batches.
         within: number type of the target, which sets the allowed cosines; `int8` is to be stated,
             since slightly other weights turn vectors as far as its rounding.
+        dimensions: of the target's vectors, if it cuts them as Matryoshka models allow; None: all.
         server: `schema`, `model`, `key` and `encoding` of an address, see `servers.open_server`.
 
     Raises:
@@ -40,4 +42,5 @@ def verify(
     """
     from rayembed_extras.verification.targets import verify_target
 
-    return verify_target(target, proof, prompts=prompts, repeat=repeat, within=within, **server)
+    options: dict[str, Any] = {"prompts": prompts, "repeat": repeat, "within": within}
+    return verify_target(target, proof, dimensions=dimensions, **options, **server)

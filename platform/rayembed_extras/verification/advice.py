@@ -148,6 +148,13 @@ _KINDS = {
 }
 
 
+def length_advice(limit: int) -> str:
+    """Advice for servers that cut texts before the model's maximum length in tokens."""
+    return (
+        f"set the server's length limit to {limit} tokens (max_seq_length, max_model_len, ctx-size)"
+    )
+
+
 def advice_for(proof: Proof, mistakes: Sequence[Mistake], software: str | None) -> tuple[str, ...]:
     """Return advice for each mistake: general advice, and advice for the server's software.
 

@@ -6,6 +6,7 @@ VERIFY = Command(
     SERVE,
     "Check by a model's proof that a server or folder gives its vectors.\n\n"
     "TARGET is an address (OpenAI's, Text Embeddings Inference's or Cohere's schema), a model "
-    "folder, a GGUF file or a registered version. Exit code 0: the same vectors; 3: others.",
+    "folder, a GGUF or ONNX file or a registered version. Exit code 0: the same vectors; 3: "
+    "others.",
     "rayembed_extras.verification.job:run_verify_job",
 )

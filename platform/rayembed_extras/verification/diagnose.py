@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from rayembed.proof.check import LENGTH_ERROR
+from rayembed.proof.check import LENGTH_ERROR, changed_packages
 from rayembed.proof.proof import Mistake, NumberType, Proof
 from rayembed_extras.verification.advice import advice_for
+from rayembed_extras.verification.cuts import find_cut
 from rayembed_extras.verification.measure import (
     MeasuredVectors,
     Target,
@@ -125,6 +126,10 @@ def diagnose(
         )
     if worst < proof.tolerance[allowed[0]]:
         made, line = _turned(proof, measured, alone[0], batch[0], to_right, least)
+        if all(one.name.startswith("cut_at_") for one in made):
+            cut = find_cut(proof, target, measured)
+            if cut is not None and cut.name not in {one.name for one in made}:
+                made, line = [cut], f"{cut.what}; cosine {_shown(worst)}"
         if line is None and strictest is None and not problems:
             near = np.minimum(*(one.min(0) for one in to_right))
             line = _unknown(proof, measured, alone[0], near, proof.tolerance[allowed[-1]])
@@ -145,6 +150,8 @@ def diagnose(
             f"{measured.refused[refused[0]]})"
         )
     if problems:
+        if target.in_process and (changed := changed_packages(proof)):
+            notes += (f"{changed}, which may turn vectors, too",)
         advice = advice_for(proof, made, target.software)
         line = "; also: ".join(problems)
         names = tuple(one.name for one in made)

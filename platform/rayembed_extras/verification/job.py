@@ -42,6 +42,7 @@ def _verify(args: argparse.Namespace, context: JobContext) -> int:
         prompts=args.prompts,
         repeat=args.repeat,
         within=args.within,
+        dimensions=args.dimensions,
         tracking_uri=args.tracking_uri,
         **{name: value for name, value in server.items() if value is not None},
     )
@@ -60,8 +61,8 @@ run_verify_job = Job(
             "target",
             {
                 "metavar": "TARGET",
-                "help": "address of a server (http://host:8000), model folder, .gguf file, or "
-                "models:/name@alias",
+                "help": "address of a server (http://host:8000), model folder, .gguf or "
+                ".onnx file, or models:/name@alias",
             },
         ),
         option(
@@ -92,6 +93,12 @@ run_verify_job = Job(
             "number type of the server, which sets the allowed cosines; int8 where it rounds "
             "vectors or weights to it",
             default="bfloat16",
+        ),
+        option(
+            "--dimensions N",
+            "numbers of the target's vectors, if it cuts them (Matryoshka); servers are asked for "
+            "so many; default: all of the model",
+            type=at_least(1),
         ),
         option(
             "--repeat N",

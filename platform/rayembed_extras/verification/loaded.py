@@ -57,6 +57,25 @@ def _set_lengths(model: Any, folder: Path) -> None:
         model[0].query_length, model[0].document_length = lengths["query"], lengths["document"]
 
 
+def open_onnx(file: Path, *, length: int, prompts: str | None = None) -> Target:
+    """Load an ONNX file with tokenizer, prompts and pooling of its folder.
+
+    A graph in rayembed's own format is loaded as its folder is.
+
+    Args:
+        length: most tokens of a text, unless the folder states them.
+
+    Raises:
+        ArtifactError: it cannot be loaded.
+        ConfigError: onnxruntime is not installed.
+    """
+    from rayembed_extras.verification.onnx_file import load_onnx
+
+    if format_of(file.parent) is not None:
+        return open_folder(file.parent, prompts=prompts)
+    return _of_sentence_transformer(load_onnx(file, length), str(file), prompts)
+
+
 def open_gguf(file: Path, *, length: int, prompts: str | None = None) -> Target:
     """Load a GGUF file with llama.cpp; prompts are sent as literal text.
 
@@ -135,7 +154,8 @@ def _of_embedder(embedder: Any, name: str) -> Target:
         )
 
     embed = _by_group(encode, lambda one: (one.role, one.instruction))
-    return Target(name, embed, "rayembed puts the prompt of role and instruction", "rayembed")
+    assumed = "rayembed puts the prompt of role and instruction"
+    return Target(name, embed, assumed, "rayembed", in_process=True)
 
 
 def _of_sentence_transformer(model: Any, name: str, prompts: str | None) -> Target:
@@ -154,7 +174,7 @@ def _of_sentence_transformer(model: Any, name: str, prompts: str | None) -> Targ
         else "sentence-transformers puts the folder's own for queries and documents; "
         "instructions are given as literal text"
     )
-    return Target(name, embed, assumed, "sentence-transformers")
+    return Target(name, embed, assumed, "sentence-transformers", in_process=True)
 
 
 def _of_langchain(embedder: Any, name: str, prompts: str | None) -> Target:

@@ -19,6 +19,8 @@ TEXTS_PER_BATCH = 16
 
 _LONG = 250
 """Characters from which a text counts as long."""
+_VERY_LONG = 4_000
+"""Characters from which a text is embedded alone only: in a batch it would show nothing more."""
 _TEXTS_OF_LONG = 3
 """Long texts of a batch."""
 
@@ -41,6 +43,8 @@ class Target:
     """Software behind it, a key of `advice.ADVICE`; None: unknown."""
     takes_instructions: bool = True
     """Whether texts with an instruction of their own can be embedded with it."""
+    in_process: bool = False
+    """Whether packages of this process compute its vectors."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +99,13 @@ def measure(target: Target, texts: Sequence[ProofText], repeat: int) -> Measured
     own = [texts[i] for i in places]
     again = [row for row, text in enumerate(own) if _length(text) <= _LONG]
     repeated = [own[row] for row in again]
-    alone, batch = [_stacked(target, list(vectors.values()))], [_in_batches(target, own)]
-    _stacked(target, [*alone, *batch])  # of one width
+    alone = [_stacked(target, list(vectors.values()))]
+    together = [row for row, text in enumerate(own) if _length(text) <= _VERY_LONG]
+    batch = [alone[0].copy()]
+    if together:
+        batch[0][together] = _stacked(
+            target, [batch[0][:0], _in_batches(target, [own[row] for row in together])]
+        )
     for _ in range(repeat - 1 if again else 0):
         for made in (alone, batch):
             made.append(made[0].copy())
@@ -194,14 +203,17 @@ def notes_on(proof: Proof, target: Target, measured: MeasuredVectors) -> tuple[s
             f"{len(long)} texts beyond the length limit are refused, where the model cuts them: "
             f"{measured.refused[long[0]]}"
         )
-    if not any("limit + 1" in one.about for one in proof.texts):
+    longest = max((one.tokens or 0 for one in proof.texts), default=0)
+    if longest <= max(proof.lengths.values()):
         notes.append(
             f"no text is as long as the model's limit of {max(proof.lengths.values())} tokens, so "
-            "a server that cuts longer texts than these is not noticed"
+            f"a server that cuts longer texts than {longest or 'these'} is not noticed"
         )
+    notes += [f"the proof leaves out {reason}" for reason in proof.left_out]
     return tuple(notes)
 
 
 def refused_that_fit(proof: Proof, measured: MeasuredVectors) -> list[int]:
     """Return the refused texts that are within the model's maximum length."""
-    return [i for i in measured.refused if "limit + 1" not in proof.texts[i].about]
+    texts = proof.texts
+    return [i for i in measured.refused if (texts[i].tokens or 0) <= proof.lengths[texts[i].role]]

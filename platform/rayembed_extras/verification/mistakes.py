@@ -18,12 +18,14 @@ from rayembed.models.contract import Tokens, cost
 from rayembed.models.transformer_model import TransformerModel
 from rayembed.proof.check import cosines
 from rayembed.proof.proof import Mistake, ProofText
-from rayembed.proof.texts import FOR_MISTAKES, tokens_of
+from rayembed.proof.texts import FOR_MISTAKES, is_large, tokens_of
 from rayembed.proof.write import TOLERANCE, MistakeMaker
 from rayembed_extras.verification import wrong_passes
+from rayembed_extras.verification.advice import length_advice
+from rayembed_extras.verification.long_texts import long_texts
 
-NUMBER = 8
-"""Texts of a mistake."""
+NUMBER, NUMBER_OF_LARGE = 8, 4
+"""Texts of a mistake, and those of a large model, for one in each role and an instruction."""
 
 _SHORT, _LONG = 32, 320
 """Tokens of the texts that are rounded: short ones, and the longest of the others."""
@@ -43,17 +45,18 @@ class ProvedModel:
     ) -> None:
         self.model, self.texts, self.right = model, texts, right
         self.tokenizer: Any = model.tokenizer
+        self.number = NUMBER_OF_LARGE if is_large(model) else NUMBER
 
     @cached_property
     def short(self) -> tuple[int, ...]:
         """Indices of the short texts used for most mistakes; texts with their own instruction come
         first.
         """
-        told = [i for i, text in enumerate(self.texts) if text.instruction is not None][:2]
+        told = [i for i, text in enumerate(self.texts) if text.instruction is not None]
         short = [
             i for about in FOR_MISTAKES for i, text in enumerate(self.texts) if text.about == about
         ]
-        return tuple([*told, *short][:NUMBER])
+        return tuple([*told[: self.number // 4], *short][: self.number])
 
     @cached_property
     def tokens(self) -> list[Tokens]:
@@ -77,7 +80,7 @@ class ProvedModel:
     def where(self, differs: Callable[[ProofText], bool]) -> tuple[int, ...]:
         """Return indices of some texts that satisfy a condition, short texts first."""
         order = dict.fromkeys([*self.short, *range(len(self.texts))])
-        return tuple([i for i in order if differs(self.texts[i])][:NUMBER])
+        return tuple([i for i in order if differs(self.texts[i])][: self.number])
 
     def changed(self, change: Callable[[ProofText], ProofText]) -> "tuple[tuple[int, ...], Any]":
         """Return indices of the first texts that a change alters, with the altered texts' vectors
@@ -343,7 +346,11 @@ def _is_of_encoder(key: str) -> bool:
 
 
 def _lengths(served: ProvedModel) -> Made:
-    """Yield mistakes that cut texts at a shorter length than the model's."""
+    """Yield mistakes that cut texts before the model's length; none of large models, for which they
+    would cost as much as all others (`cuts` measures them).
+    """
+    if served.number < NUMBER:
+        return
     tokenizer = served.tokenizer
     for number in _CUTS:
         longer = [i for i in served.distinct if served.lengths[i] > number]
@@ -359,8 +366,7 @@ def _lengths(served: ProvedModel) -> Made:
         yield Mistake(
             f"cut_at_{number}",
             f"texts cut at {number} tokens",
-            f"set the server's length limit to {max(tokenizer.max_lengths.values())} tokens "
-            "(max_seq_length, max_model_len, ctx-size)",
+            length_advice(max(tokenizer.max_lengths.values())),
             tuple(places),
             wrong_passes.embed(served.model, read),
         )
@@ -394,6 +400,8 @@ def _rounding(served: ProvedModel) -> Made:
         [place for place in order if served.lengths[place] <= _SHORT],
         [place for place in order if _SHORT < served.lengths[place] <= _LONG][-1:],
     ]
+    if served.number < NUMBER:
+        parts = [list(served.short)]
     places = np.concatenate(parts).astype(int)
     advice = "use the number type of the folder's weights, or accept it as a rounding"
     for name, embed in (("bfloat16", wrong_passes.in_bfloat16), ("int8", wrong_passes.in_int8)):
@@ -407,5 +415,5 @@ def _rounding(served: ProvedModel) -> Made:
 
 _MAKERS = (_prompts, _pooling, _modules, _specials, _lengths, _widths)
 
-USUAL = MistakeMaker(usual_mistakes)
-"""The usual mistakes, for the proofs of all models."""
+USUAL = MistakeMaker(usual_mistakes, long_texts)
+"""The usual mistakes, for the proofs of all models, with texts that cuts change."""

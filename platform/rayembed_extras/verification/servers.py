@@ -3,8 +3,8 @@
 import base64
 import ipaddress
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -51,6 +51,8 @@ class Schema:
     """Function from an answer to its vectors; any error means another schema."""
     role: Callable[[ProofText], dict[str, Any]]
     """Fields that name a text's role, where the server puts prompts before texts."""
+    width: str = "dimensions"
+    """Field that asks for vectors of fewer numbers."""
     roles: bool = False
     """Whether servers of the schema put the prompt of the role before a text by default."""
 
@@ -86,10 +88,14 @@ SCHEMAS: Mapping[str, Schema] = {
         _cohere_body,
         _cohere_vectors,
         lambda text: {"input_type": f"search_{text.role}"},
+        width="output_dimension",
         roles=True,
     ),
 }
 """Schema by name, in the order in which an address is tried."""
+
+_WITHOUT_VERSION = "/embeddings"
+"""Path of OpenAI's schema where an address has no `/v1`; tried last."""
 
 
 def open_server(
@@ -100,6 +106,7 @@ def open_server(
     model: str | None = None,
     key: str | None = None,
     encoding: str = "float",
+    dimensions: int | None = None,
 ) -> Target:
     """Find out how the server at an address embeds, by a request of one text.
 
@@ -111,12 +118,13 @@ def open_server(
         model: name in requests; None: that of the only model which the server lists.
         key: bearer token.
         encoding: `float` or `base64`, of OpenAI's schema.
+        dimensions: that requests ask for; a server that refuses the field is asked without it.
 
     Raises:
         AssetError: the server is away, refuses the key, or has none of the schemas.
         ConfigError: it lists several models, and none is named.
     """
-    root, stated = _split(url)
+    root, stated, path = _split(url)
     server = _Server(root, key)
     listed = server.models()
     software = server.software(listed)
@@ -126,23 +134,46 @@ def open_server(
     if software == "rayembed" and asked is None:
         asked = "openai"
     problems = []
-    for name in [asked] if asked else SCHEMAS:
-        more: dict[str, Any] = {}
+    for name, call in _calls(server, asked, path, model, dimensions):
         if name == "openai":
-            more["encoding_format"] = encoding
+            call.more["encoding_format"] = encoding
             if software == "vllm":
-                more["truncate_prompt_tokens"] = -1
-        call = _Call(server, SCHEMAS[name], model, more)
+                call.more["truncate_prompt_tokens"] = -1
         try:
             call(["Paris"], _fields(name, software, prompts)(_FIRST))
         except (_OtherSchemaError, TextsRefusedError) as error:
-            problems.append(f"{SCHEMAS[name].path}: {error}")
+            problems.append(f"{call.schema.path}: {error}")
             continue
         return _target(url, name, call, software, prompts)
     raise AssetError(
         f"no embedding server answers at {url!r}: {'; '.join(problems)}. Give the address that "
         "embeds, its --schema, or the name of its model (--model-name)"
     )
+
+
+def _calls(
+    server: "_Server",
+    asked: str | None,
+    path: str | None,
+    model: str | None,
+    dimensions: int | None,
+) -> "Iterator[tuple[str, _Call]]":
+    """Yield the ways to ask a server, by name of the schema, in the order in which they are
+    tried.
+
+    Args:
+        asked: name of the schema; None: all.
+        path: of the address; None: the usual ones.
+    """
+    ways = [(name, SCHEMAS[name]) for name in ([asked] if asked else SCHEMAS)]
+    if asked in (None, "openai"):
+        ways.append(("openai", replace(SCHEMAS["openai"], path=_WITHOUT_VERSION)))
+    for name, schema in ways:
+        if path is not None and path != schema.path:
+            continue
+        if dimensions is not None:
+            yield name, _Call(server, schema, model, {schema.width: dimensions})
+        yield name, _Call(server, schema, model, {})
 
 
 def _target(
@@ -199,16 +230,16 @@ def _fields(
     return own if _is_own(name, software) else SCHEMAS[name].role
 
 
-def _split(url: str) -> tuple[str, str | None]:
-    """Address without the path that embeds, and the schema of that path; None without one."""
+def _split(url: str) -> tuple[str, str | None, str | None]:
+    """Address without the path that embeds, and schema and path of it; None without one."""
     root = url.rstrip("/")
-    longest_first = sorted(SCHEMAS.items(), key=lambda one: -len(one[1].path))
-    for name, schema in longest_first:
-        if root.endswith(schema.path):
-            return root.removesuffix(schema.path), name
+    paths = {schema.path: name for name, schema in SCHEMAS.items()} | {_WITHOUT_VERSION: "openai"}
+    for path in sorted(paths, key=len, reverse=True):
+        if root.endswith(path):
+            return root.removesuffix(path), paths[path], path
     for version in ("/v1", "/v2"):
         root = root.removesuffix(version)
-    return root, None
+    return root, None, None
 
 
 def _only(url: str, names: Sequence[str]) -> str | None:
@@ -236,9 +267,12 @@ class _Server:
 
     def models(self) -> list[dict[str, Any]]:
         """Entries of the server's list of models; empty without a list."""
-        found = self._read("/v1/models")
-        rows = found.get("data") if isinstance(found, dict) else None
-        return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        for path in ("/v1/models", "/models"):
+            found = self._read(path)
+            rows = found.get("data") if isinstance(found, dict) else None
+            if isinstance(rows, list):
+                return [row for row in rows if isinstance(row, dict)]
+        return []
 
     def software(self, models: Sequence[Mapping[str, Any]]) -> str | None:
         """Software behind the address, by what it says of itself; None: unknown."""
@@ -311,7 +345,7 @@ class _Call:
     server: _Server
     schema: Schema
     model: str | None
-    more: Mapping[str, Any]
+    more: dict[str, Any]
     """Further fields of each request."""
 
     def __call__(self, texts: list[str], fields: Mapping[str, Any]) -> list[np.ndarray]:

@@ -11,8 +11,9 @@ from rayembed.api.calls import check_addresses, reference_of
 from rayembed.errors import ConfigError
 from rayembed.proof.proof import NumberType, Proof, read_proof
 from rayembed.registry.registered_model import SCHEME, find_folder
+from rayembed_extras.verification.cuts import narrowed
 from rayembed_extras.verification.diagnose import Diagnosis, diagnose
-from rayembed_extras.verification.loaded import open_folder, open_gguf, open_object
+from rayembed_extras.verification.loaded import open_folder, open_gguf, open_object, open_onnx
 from rayembed_extras.verification.measure import Target, measure
 
 _HTTP = ("http://", "https://")
@@ -25,6 +26,7 @@ def verify_target(
     prompts: str | None = None,
     repeat: int = 2,
     within: NumberType = "bfloat16",
+    dimensions: int | None = None,
     tracking_uri: str | None = None,
     **server: Any,
 ) -> Diagnosis:
@@ -43,7 +45,7 @@ def verify_target(
     if isinstance(proof, Proof):
         given = proof
     else:
-        own = isinstance(target, str) and not target.startswith(_HTTP) and not _is_gguf(target)
+        own = isinstance(target, str) and not _is_address(target) and not _is_file(target)
         named: str | Path | None = target if own and proof is None else proof
         if named is None:
             raise ConfigError(
@@ -51,8 +53,16 @@ def verify_target(
                 "a folder, models:/name@alias, or a hub reference"
             )
         given = proof_of(named, tracking_uri, make=proof is not None)
+    if dimensions is not None:
+        trained, given = given.dimensions, narrowed(given, dimensions)
+        if _is_address(target):
+            server["dimensions"] = dimensions
     opened = open_target(target, given, prompts=prompts, tracking_uri=tracking_uri, **server)
-    return diagnose(given, opened, measure(opened, given.texts, repeat), within=within)
+    found = diagnose(given, opened, measure(opened, given.texts, repeat), within=within)
+    if dimensions is None or dimensions in trained:
+        return found
+    note = f"the model is trained for vectors of {trained} numbers, none of them {dimensions}"
+    return replace(found, notes=(*found.notes, note))
 
 
 def open_target(
@@ -63,7 +73,7 @@ def open_target(
     tracking_uri: str | None = None,
     **server: Any,
 ) -> Target:
-    """Open a server, folder, GGUF file, registered version or object as a verification
+    """Open a server, folder, GGUF or ONNX file, registered version or object as a verification
     target.
 
     Raises:
@@ -72,7 +82,7 @@ def open_target(
     if not isinstance(target, str):
         return open_object(target, prompts=prompts)
     check_addresses(target=target)
-    if target.startswith(_HTTP):
+    if _is_address(target):
         from rayembed_extras.verification.servers import open_server
 
         return open_server(target, prompts=prompts, **server)
@@ -81,11 +91,14 @@ def open_target(
             f"{', '.join(given)} applies only to the address of a server (http://…), but "
             f"{target!r} is not one"
         )
-    if _is_gguf(target):
+    length = max(proof.lengths.values())
+    if _is_file(target):
         from rayembed.assets.resolver import resolve
 
-        length = max(proof.lengths.values())
-        return open_gguf(resolve(target), length=length, prompts=prompts)
+        opener = open_gguf if _is_file(target, ".gguf") else open_onnx
+        return opener(resolve(target), length=length, prompts=prompts)
+    if (file := _onnx_file_in(Path(target))) is not None:
+        return open_onnx(file, length=length, prompts=prompts)
     return open_folder(_folder(target, tracking_uri), prompts=prompts)
 
 
@@ -130,5 +143,16 @@ def _folder(model: str, tracking_uri: str | None) -> Path:
     return find_folder(reference, uri)
 
 
-def _is_gguf(target: str) -> bool:
-    return target.partition("@")[0].lower().endswith(".gguf")
+def _is_address(target: Any) -> bool:
+    return isinstance(target, str) and target.startswith(_HTTP)
+
+
+def _is_file(target: str, *endings: str) -> bool:
+    return target.partition("@")[0].lower().endswith(endings or (".gguf", ".onnx"))
+
+
+def _onnx_file_in(folder: Path) -> Path | None:
+    """Return the only ONNX file of a folder that has no other weights; None if it is otherwise."""
+    weights = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
+    files = sorted([*folder.glob("*.onnx"), *folder.glob("onnx/*.onnx")])
+    return files[0] if len(files) == 1 and not weights else None

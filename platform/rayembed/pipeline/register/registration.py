@@ -3,9 +3,10 @@
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rayembed.models.loading.files import weights_fingerprint
 from rayembed.models.loading.load import check_loadable, saved_widths
 from rayembed.models.loading.saved_folder import SETTINGS_FILE, read_settings, saved_dimensions
 from rayembed.pipeline.register.licences import base_licence, data_licences, task_facts
+from rayembed.proof.proof import has_proof
 from rayembed.proof.write import add_proof
 from rayembed.registry.aliases import CANDIDATE
 from rayembed.registry.card_parts import plain_card
@@ -38,6 +40,7 @@ from rayembed.registry.registered_model import (
     parse_reference,
     read_scores,
     training_run,
+    version_has_proof,
     weights_of,
 )
 from rayembed.registry.tracking import Tracker
@@ -120,7 +123,7 @@ class RegisteredVersion:
     alias_uri: str
     """`models:/<name>@<alias>`; equals `uri` if no alias was set."""
     card: str = field(default="", compare=False, repr=False)
-    """Its card, if it was written in this call."""
+    """Card for the model's folder, if it was written in this call."""
 
 
 OpenTracker = Callable[[], AbstractContextManager[Tracker]]
@@ -189,7 +192,7 @@ def register_trained(
     name = run.placement.registered_model or run.name
     dimensions = saved_dimensions(resolve(join(model, SETTINGS_FILE)))
     measured = () if results is None else read_results(results, task_facts)
-    card = _card(training, name, dimensions[0], measured).encode()
+    card = _card(training, name, dimensions[0], measured, proved=has_proof(model)).encode()
     place = join(model, CARD_FILE)
     # Before the model is fetched: with a new file it is fetched again.
     if not exists(place) or read_bytes(place) != card:
@@ -292,13 +295,15 @@ def put(
             share = f"{candidate.training.share:g}"
             client.set_model_version_tag(name, str(number), SHARE_TAG, share)
         dimensions = int((model_settings(client, version).get("dimensions") or [0])[0])
-        card = (
-            _card(training, name, dimensions, candidate.scores)
-            if training is not None
-            else _plain_card(candidate, name, dimensions)
-        )
+        card_of = partial(_plain_card, candidate, name, dimensions)
+        if training is not None:
+            card_of = partial(_card, training, name, dimensions, candidate.scores)
+        proved = version_has_proof(client, version)
+        card = card_of(proved=proved)
         describe(client, name, number, card)
         client.log_text(version.run_id, card, f"scores/{candidate.weights}/{CARD_FILE}")
+        if candidate.folder is not None and proved and not has_proof(str(candidate.folder)):
+            card = card_of(proved=False)  # goes with the folder
         if card_file is not None:
             write_atomic(card_file, card.encode())
     uri = f"models:/{name}/{number}"
@@ -327,9 +332,7 @@ def _make_version(candidate: Candidate, name: str, open_tracker: OpenTracker) ->
 
 
 def _with_proof(folder: Path) -> None:
-    """Write the stored reference vectors (proof) of a model's folder, unless it has them or
-    rayembed cannot load it.
-    """
+    """Write the reference vectors (proof) of a folder without them that rayembed can load."""
     try:
         check_loadable(folder)
     except ArtifactError as error:
@@ -364,7 +367,9 @@ def own_run(
         yield tracker
 
 
-def _card(training: Training, name: str, dimensions: int, scores: tuple[TaskScore, ...]) -> str:
+def _card(
+    training: Training, name: str, dimensions: int, scores: Sequence[TaskScore], *, proved: bool
+) -> str:
     return model_card(
         training.run,
         fingerprint=training.fingerprint,
@@ -376,10 +381,11 @@ def _card(training: Training, name: str, dimensions: int, scores: tuple[TaskScor
         results=scores,
         base_licence=training.base_licence(),
         data_licences=data_licences(training.run),
+        proved=proved,
     )
 
 
-def _plain_card(candidate: Candidate, name: str, dimensions: int) -> str:
+def _plain_card(candidate: Candidate, name: str, dimensions: int, *, proved: bool) -> str:
     return plain_card(
         name,
         reference=without_place(candidate.reference),
@@ -388,6 +394,7 @@ def _plain_card(candidate: Candidate, name: str, dimensions: int) -> str:
         dimensions=dimensions,
         registered_model=name,
         results=candidate.scores,
+        proved=proved,
     )
 
 

@@ -1,12 +1,14 @@
 """Export a stage's model to a folder in storage, with a record of its inputs."""
 
 import json
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rayembed.assets.atomic import room_for
+from rayembed.assets.folder_formats import PROOF_FOLDER
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import (
     exists,
@@ -20,6 +22,7 @@ from rayembed.assets.storage import (
 )
 from rayembed.config.run import Run
 from rayembed.models.kept_zeros import carry_compression
+from rayembed.proof.proof import has_proof
 from rayembed.proof.write import add_proof
 from rayembed.training.checkpoints.weights import load_weights, weights_digest
 
@@ -57,13 +60,32 @@ def export(run: Run, weights: str | None, folder: str) -> None:
     upload_model(folder, made_of, save)
 
 
+def complete_model(folder: str) -> None:
+    """Write the reference vectors (proof) of a whole model in storage, unless it has them.
+
+    Such a model may come from an earlier version of rayembed, or from a run that was killed between
+    model and proof.
+    """
+    if not is_remote(folder):
+        add_proof(Path(folder))
+    elif not has_proof(folder):
+        with tempfile.TemporaryDirectory(prefix="export-") as scratch:
+            place = Path(scratch) / "model"
+            with room_for(scratch, "or set TMPDIR to a folder on another disk"):
+                shutil.copytree(resolve_model(folder), place)
+                add_proof(place)
+            if (place / PROOF_FOLDER).is_dir():
+                upload_folder(place / PROOF_FOLDER, join(folder, PROOF_FOLDER))
+
+
 def upload_model(
     folder: str, made_of: bytes, save: Callable[[Path], None], *, embeds: bool = True
 ) -> None:
     """Let `save` write a model into a local folder, add the model's stored reference vectors, and
     upload the folder to storage.
 
-    One that is there whole, made of the same, stays; another is replaced.
+    One that is there whole, made of the same, stays, and gets the vectors if it lacks them; another
+    is replaced.
 
     Args:
         made_of: content of the note by which a whole model is known.
@@ -83,6 +105,8 @@ def upload_model(
     note = join(folder, MADE_OF_FILE)
     if exists(note):
         if read_bytes(note) == made_of:
+            if embeds:
+                complete_model(folder)
             return
         remove_file(note)  # before the rest: what is removed or replaced in part is not whole
     if is_remote(folder):
