@@ -65,6 +65,19 @@ def test_a_mistake_in_a_graph_is_named(folder, tmp_path):
     assert found.mistakes == ("no_prompt",)
 
 
+class TokenVectors(torch.nn.Module):
+    """A transformer with tensors as its inputs and output."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids, mask, types):
+        return self.model(
+            input_ids=ids, attention_mask=mask, token_type_ids=types
+        ).last_hidden_state
+
+
 @pytest.fixture(scope="module")
 def exported(folder, tmp_path_factory):
     """The folder as other tools export it: a graph of token vectors in place of the weights."""
@@ -75,17 +88,19 @@ def exported(folder, tmp_path_factory):
     shutil.copyfile(dense / "model.safetensors", home / dense.name / "model.safetensors")
     model = SentenceTransformer(str(folder), device="cpu")
     read = model.tokenizer(["one text", "another, longer text"], padding=True, return_tensors="pt")
+    read["token_type_ids"] = torch.zeros_like(read["input_ids"])
     names = ["input_ids", "attention_mask", "token_type_ids"]
     (home / "onnx").mkdir()
+    shape = {0: torch.export.Dim("texts"), 1: torch.export.Dim("tokens")}
     torch.onnx.export(
-        model[0].auto_model,
+        TokenVectors(model[0].auto_model),
         tuple(read[name] for name in names),
         home / "onnx" / "model.onnx",
         input_names=names,
         output_names=["last_hidden_state"],
-        dynamic_axes={name: {0: "texts", 1: "tokens"} for name in [*names, "last_hidden_state"]},
-        opset_version=18,
-        dynamo=False,
+        dynamic_shapes=[shape] * len(names),
+        dynamo=True,
+        verbose=False,
     )
     return home
 

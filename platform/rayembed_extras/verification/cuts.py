@@ -119,4 +119,5 @@ def _rows(vectors: np.ndarray) -> np.ndarray:
 
 
 def _unit(vector: np.ndarray) -> np.ndarray:
-    return _rows(np.asarray(vector, np.float64)[None])[0].astype(np.float64)
+    unit: np.ndarray = _rows(np.asarray(vector, np.float64)[None])[0].astype(np.float64)
+    return unit

@@ -153,6 +153,6 @@ def _is_file(target: str, *endings: str) -> bool:
 
 def _onnx_file_in(folder: Path) -> Path | None:
     """Return the only ONNX file of a folder that has no other weights; None if it is otherwise."""
-    weights = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
+    weights = [*folder.glob("model*.safetensors"), *folder.glob("pytorch_model*.bin")]
     files = sorted([*folder.glob("*.onnx"), *folder.glob("onnx/*.onnx")])
     return files[0] if len(files) == 1 and not weights else None
