@@ -30,10 +30,12 @@ def test_a_model_with_other_vectors_is_not_loaded(save, tmp_path):
     assert len(model.predict(None, {"input": ["Paris"]})["data"]) == 1
     proof = read_proof(folder)
     turned = np.roll(proof.vectors, 1, axis=1)
-    replace(proof, vectors=turned).write(folder)
+    made_by = {**proof.made_by, "torch": "1.0"}
+    replace(proof, vectors=turned, made_by=made_by).write(folder)
     with pytest.raises(MlflowException, match="gives other vectors here than where it was") as told:
         loaded(folder)
     assert "remove its folder proof (the stored reference vectors) to load" in str(told.value)
+    assert "computed with torch 1.0 (here " in str(told.value)
 
 
 def test_texts_of_each_role_and_instruction_are_embedded_few_of_each(tmp_path, monkeypatch):

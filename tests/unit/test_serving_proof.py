@@ -66,6 +66,29 @@ def test_a_server_with_other_vectors_is_not_ready_and_says_why(folder, caplog):
         assert client_of(service).post("/v1/embeddings", json=request).status_code == 200
 
 
+def test_a_cpu_embeds_no_very_long_text_at_the_start(folder, monkeypatch):
+    """Which would take a model of 8,192 tokens a minute."""
+    proof = read_proof(folder)
+    turned = proof.vectors.copy()
+    longest = next(i for i, text in enumerate(proof.texts) if text.about == "mixed case")
+    turned[longest] = np.roll(turned[longest], 1)
+    replace(proof, vectors=turned).write(folder)
+    limit = len(proof.texts[longest].text)
+    for most, status in ((limit, 503), (limit - 1, 200)):
+        monkeypatch.setattr("rayembed_extras.serving.service._LONGEST_ON_CPU", most)
+        service = EmbeddingService("m", load_model(folder), folder=folder)
+        assert client_of(service).get("/health").status_code == status
+
+
+def test_another_version_of_torch_is_named_beside_other_vectors(folder):
+    proof = read_proof(folder)
+    made_by = {**proof.made_by, "torch": "1.0"}
+    replace(proof, made_by=made_by, vectors=np.roll(proof.vectors, 1, axis=1)).write(folder)
+    service = EmbeddingService("m", load_model(folder), folder=folder)
+    said = client_of(service).get("/health").json()["models"]["m"]
+    assert "computed with torch 1.0 (here " in said
+
+
 def test_a_folder_that_was_changed_behind_its_proof_is_not_ready(folder):
     path = folder / "rayembed.json"
     values = json.loads(path.read_text())
