@@ -136,7 +136,7 @@ def over_one_corpus(folder, passages, rows):
         texts = TestTexts([plan], f"{folder}/index")
         part = ScoredPart.of(metadata, task, {"main_score": 0.5}, texts)
         texts.search()
-        part.mark(texts.found)
+        part.mark(texts.matches)
     seen, there = (part.ways > 0).sum(), (part.seen_documents > 0).sum()
     told(
         f"{passages:,} passages",
@@ -168,7 +168,7 @@ def at_published_sizes(folder, scale, rows):
             characters += sum(map(len, block))
             start = time.perf_counter()
     tests.search()
-    seconds, found = time.perf_counter() - began - making, tests.found
+    seconds, found = time.perf_counter() - began - making, tests.matches
     print(f"{tests.count:,} texts, {characters / 1e6:,.0f} million characters")
     what = f"searched in a plan of {rows:,} rows at scale {scale:g}"
     told(what, began + making, f"; {(found > 0).sum():,} texts are there")

@@ -22,6 +22,6 @@ def test_a_cluster_finds_what_one_process_finds(cluster, tmp_path):
         texts = TestTexts(plans, str(tmp_path / name), execute)
         texts.add(queries)
         texts.search()
-        found.append(texts.found.tolist())
+        found.append(texts.matches.tolist())
     assert found[0] == found[1]
     assert [way > 0 for way in found[0]] == [True] * 30 + [False] * 30

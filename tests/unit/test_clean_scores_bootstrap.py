@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rayembed.results.items import Pairs, as_text, spearman
+from rayembed.results.items import ScoredPairs, as_text, spearman
 from rayembed_extras.clean_scores.bootstrap import clean_score
 
 
@@ -14,7 +14,7 @@ def part(random, kind, easier=0.0):
         return np.clip(random.random(300) + easier * seen, 0, 1), ~seen
     grades = random.random(300)
     noise = random.normal(0, np.where(seen, 1 - easier, 1))
-    return Pairs(as_text(grades + noise), as_text(grades), spearman), ~seen
+    return ScoredPairs(as_text(grades + noise), as_text(grades), spearman), ~seen
 
 
 @pytest.mark.parametrize(("kind", "number"), [("queries", 60), ("pairs", 15)])
@@ -37,5 +37,5 @@ def test_too_few_clean_items_have_no_score():
     assert clean_score([outcomes], [np.zeros(3, bool)]) is None
     everything = clean_score([outcomes], [np.ones(3, bool)])
     assert (everything.interval, everything.difference, everything.is_noise) == (None, 0, False)
-    pairs = Pairs(as_text(outcomes), "0 1 2", spearman)
+    pairs = ScoredPairs(as_text(outcomes), "0 1 2", spearman)
     assert clean_score([pairs], [np.array([True, True, False])]) is None

@@ -167,8 +167,8 @@ def test_a_query_that_was_a_document_before_is_searched_in_all_ways(tmp_path):
     numbers_after = after.add([*QUERIES, *QUERIES[:9]])
     for one in (alone, after):
         one.search()
-    expected = alone.found[numbers]
-    np.testing.assert_array_equal(after.found[numbers_after], expected)
+    expected = alone.matches[numbers]
+    np.testing.assert_array_equal(after.matches[numbers_after], expected)
     assert {2, 3} <= set(expected.tolist()), "contained and similar ones are among them"
 
 
@@ -217,7 +217,7 @@ def test_a_file_whose_search_failed_is_searched_again(tmp_path, monkeypatch):
     numbers = texts.add(QUERIES)
     texts.search()
     assert len(calls) > 1
-    assert (texts.found[numbers] == 3).sum() == len(changed_by_a_word())
+    assert (texts.matches[numbers] == 3).sum() == len(changed_by_a_word())
 
 
 def test_another_evaluation_keeps_the_rows_of_other_tasks(scored, tmp_path):

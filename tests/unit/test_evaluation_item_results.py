@@ -13,7 +13,7 @@ from rayembed.evaluation.jobs import TASK_RESULT, ScoreTask
 from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
 from rayembed.evaluation.pooled.model import PooledModel
 from rayembed.evaluation.pooled.pool import OneWorker
-from rayembed.results.items import LABELS_OF_ITEMS, OF_ITEMS, Pairs, item_scores
+from rayembed.results.items import LABELS_OF_ITEMS, OF_ITEMS, ScoredPairs, item_scores
 from rayembed.results.writer import open_results
 
 WITH_ITEMS = (
@@ -58,8 +58,8 @@ def stored(entry, name):
 
 
 def check(pairs, entry):
-    """Pairs make up the main score."""
-    assert isinstance(pairs, Pairs)
+    """ScoredPairs make up the main score."""
+    assert isinstance(pairs, ScoredPairs)
     found = pairs.score(np.ones(len(pairs)))
     assert found == pytest.approx(entry["main_score"], abs=1e-5)
 

@@ -6,7 +6,7 @@ from scipy.stats import spearmanr, t
 from sklearn.metrics import average_precision_score
 
 from rayembed.results.intervals import PairedDifference, mean_difference, part_difference
-from rayembed.results.items import Pairs, as_text, average_precision, spearman
+from rayembed.results.items import ScoredPairs, as_text, average_precision, spearman
 
 
 def spread(found):
@@ -131,7 +131,7 @@ def pairs(generator, count, gain, statistic):
     judged = generator.random(count) if judged is None else judged
     both = generator.normal(0, 0.5, count)
     errors = generator.normal(0, 0.5, (2, count)) * np.array([[1 - gain], [1]])
-    return [Pairs(as_text(judged + both + one), as_text(judged), statistic) for one in errors]
+    return [ScoredPairs(as_text(judged + both + one), as_text(judged), statistic) for one in errors]
 
 
 @pytest.mark.parametrize("statistic", [spearman, average_precision])
@@ -171,7 +171,7 @@ def test_equal_models_on_pairs_differ_by_chance_alone():
 
 def test_pairs_with_other_judgements_are_not_paired():
     mine, _ = pairs(np.random.default_rng(5), 50, 0.0, spearman)
-    other = Pairs(mine.similarities, mine.labels[::-1], spearman)
+    other = ScoredPairs(mine.similarities, mine.labels[::-1], spearman)
     assert mean_difference({"t": 0.1}, {"t": [mine]}, {"t": [other]}).interval is None
     assert mean_difference({"t": 0.1}, {"t": [mine]}, {"t": [[0.1] * 50]}).interval is None
 

@@ -111,7 +111,7 @@ def is_large(model: TransformerModel) -> bool:
 
 
 def num_parameters(model: TransformerModel) -> int:
-    """Number of a model's parameters without those of embeddings, which cost no products; 0 for
+    """Number of a model's parameters except embeddings, which need no matrix product; 0 for
     graphs.
     """
     modules = [module for part in model.parts.values() for module in part.modules()]

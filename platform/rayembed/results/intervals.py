@@ -15,7 +15,7 @@ from statistics import NormalDist, fmean
 
 import numpy as np
 
-from rayembed.results.items import Items, Pairs, scorer
+from rayembed.results.items import Items, ScoredPairs, scorer
 
 Parts = Sequence[Items]
 """A task's items for each of its subsets, in an order that all models share."""
@@ -136,7 +136,7 @@ def part_difference(parts: Parts, chosen: Sequence[np.ndarray]) -> PairedDiffere
         score, every = scorer(items), np.ones(len(items))
         apart = score(taken) - score(every)
         mean += apart / len(parts)
-        if isinstance(items, Pairs):
+        if isinstance(items, ScoredPairs):
             draws = _spread(
                 [score(times * taken) - score(times) for times in _times(len(items), generator)]
             )
@@ -205,7 +205,7 @@ def _difference(
     """Difference of the scores of two models on a subset, and its (draws,) deviations in draws of
     items.
     """
-    if isinstance(mine, Pairs) and isinstance(other, Pairs):
+    if isinstance(mine, ScoredPairs) and isinstance(other, ScoredPairs):
         return _difference_of_pairs(mine, other)
     apart = np.asarray(mine, float) - np.asarray(other, float)
     sums = _resampled(apart[:, None], generator)
@@ -213,7 +213,7 @@ def _difference(
 
 
 @lru_cache(maxsize=64)  # a report asks for each difference several times
-def _difference_of_pairs(mine: Pairs, other: Pairs) -> tuple[float, np.ndarray]:
+def _difference_of_pairs(mine: ScoredPairs, other: ScoredPairs) -> tuple[float, np.ndarray]:
     generator = np.random.default_rng(zlib.crc32(mine.similarities.encode()))
     every = np.ones(len(mine))
     apart = mine.score(every) - other.score(every)

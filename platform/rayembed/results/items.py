@@ -27,7 +27,7 @@ none."""
 
 
 @dataclass(frozen=True)
-class Pairs:
+class ScoredPairs:
     """Similarities and judgements of pairs of texts, as stored, and the score that they make."""
 
     similarities: str
@@ -43,13 +43,13 @@ class Pairs:
         return self.statistic(_numbers(self.similarities), _numbers(self.labels))
 
 
-Items = Sequence[float] | np.ndarray | Pairs
+Items = Sequence[float] | np.ndarray | ScoredPairs
 """Outcomes whose mean is a score, or pairs."""
 
 
 def scorer(items: Items) -> Scorer:
     """Return the function that scores items by the number of times that each counts."""
-    if isinstance(items, Pairs):
+    if isinstance(items, ScoredPairs):
         return items.score
     values = np.asarray(items, float)
 
@@ -75,7 +75,7 @@ def item_scores(entry: Mapping[str, Any]) -> Items | None:
 def _items(outcomes: str, labels: str | None, score: float) -> Items | None:
     kinds: list[Items] = [_numbers(outcomes)]
     if labels is not None:
-        kinds = [Pairs(outcomes, labels, kind) for kind in (spearman, average_precision)]
+        kinds = [ScoredPairs(outcomes, labels, kind) for kind in (spearman, average_precision)]
     for items in kinds:
         if abs(scorer(items)(np.ones(len(items))) - score) < _NEAR:
             return items

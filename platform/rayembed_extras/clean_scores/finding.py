@@ -91,7 +91,7 @@ def _parts(scored: ScoredModels, texts: TestTexts, failed: dict[str, str]) -> It
 def _mark_searched(parts: Sequence[ScoredPart], texts: TestTexts) -> None:
     """Mark the parts whose texts are all searched, so that their texts are dropped."""
     waiting = [part for part in parts if part.items and part.last <= texts.searched]
-    found = texts.found if waiting else np.empty(0, np.uint8)
+    found = texts.matches if waiting else np.empty(0, np.uint8)
     for part in waiting:
         part.mark(found)
 

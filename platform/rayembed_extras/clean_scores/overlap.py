@@ -44,7 +44,7 @@ class ScoredPart:
     outcomes: Items | None
     """Outcomes of the items; None: not stored, or the score is not made of them."""
     ways: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
-    """(items,) uint8: how the item was seen, as `TestTexts.found` has it; set by `mark`."""
+    """(items,) uint8: how the item was seen, as `TestTexts.matches` has it; set by `mark`."""
     seen_documents: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
     """(documents,) uint8: the same of documents."""
     seen_texts: list[tuple[str, str, str]] = field(default_factory=list)
@@ -88,7 +88,7 @@ class ScoredPart:
 
     @property
     def last(self) -> int:
-        """Number behind those of all texts."""
+        """First number after the numbers of all texts."""
         return max(self.documents.stop, int(self.numbers.max(initial=-1)) + 1)
 
     def mark(self, found: np.ndarray) -> None:

@@ -90,7 +90,7 @@ class TestTexts:
         return self._block.first
 
     @property
-    def found(self) -> np.ndarray:
+    def matches(self) -> np.ndarray:
         """(searched,) uint8: 0 for a text that is in no plan, else 1 + the index of its way in
         `(EQUAL, CONTAINED, SIMILAR)`.
         """
@@ -133,8 +133,7 @@ class TestTexts:
             self.search()
 
     def search(self) -> None:
-        """Search the texts that were added since the last search, and drop what is known of them
-        but `found`.
+        """Search the texts that were added since the last search; keep only their `matches`.
 
         Raises:
             ArtifactError: a file of a plan is missing or broken.
@@ -186,7 +185,7 @@ class _Block:
         return len(texts)
 
     def search(self, files: Sequence["PlanFile"], path: str, execute: Execute) -> np.ndarray:
-        """Search files of plans for the texts; return (texts,) uint8 as `TestTexts.found`.
+        """Search files of plans for the texts; return (texts,) uint8 as `TestTexts.matches`.
 
         Args:
             path: for the index.

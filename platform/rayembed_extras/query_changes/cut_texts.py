@@ -384,9 +384,7 @@ def _by_role(row: CutRow) -> Iterator[tuple[Role, str, TextCount]]:
 
 
 def _table(rows: Sequence[CutRow]) -> Table | None:
-    """Tabulate the tasks and data sets with at least one cut text in a hundred; None
-    without any.
-    """
+    """Tabulate the tasks and data sets with at least 1 % cut texts; None if there are none."""
     shown = [row for row in rows if row.share >= _SHOWN_SHARE]
     if not shown:
         return None

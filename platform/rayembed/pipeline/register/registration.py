@@ -243,8 +243,7 @@ def check_registrable(folder: Path) -> None:
     if not (folder / "modules.json").is_file():
         raise ArtifactError(
             f"{str(folder)!r} cannot be registered: it has no modules.json, so it is not in "
-            "sentence-transformers format. To write this format, call "
-            "SentenceTransformer(folder).save(other_folder)"
+            "sentence-transformers format. SentenceTransformer(folder).save(other_folder) writes it"
         )
     check_for_sentence_transformers(folder)
     if foreign := foreign_modules(folder):
@@ -336,11 +335,7 @@ def _with_proof(folder: Path) -> None:
     try:
         check_loadable(folder)
     except ArtifactError as error:
-        logger.warning(
-            "the model is registered without reference vectors (proof/), so its vectors cannot "
-            "be verified after loading: %s",
-            error,
-        )
+        logger.warning("the model is registered without reference vectors (proof/): %s", error)
         return
     add_proof(folder)
 
