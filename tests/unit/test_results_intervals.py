@@ -104,7 +104,7 @@ def test_a_part_is_compared_with_the_whole_that_it_belongs_to():
     assert not part_difference([better], [clean]).is_noise
     everything = part_difference([scores, scores], [clean | True, clean | True])
     assert everything.interval == pytest.approx((0.0, 0.0), abs=1e-12)
-    with pytest.raises(ValueError, match="no chosen item"):
+    with pytest.raises(ValueError, match="a subset has none of the items"):
         part_difference([scores], [clean & False])
 
 

@@ -363,8 +363,8 @@ def check_expert_parallel(model: ArchitectureConfig, placement: Placement) -> No
         )
     if workers % size:
         raise ValueError(
-            f"{asked} must divide placement.workers {workers}: each group of that many workers has "
-            "all experts"
+            f"{asked} must divide placement.workers {workers}, because workers form groups of "
+            f"{size}, and each group holds all experts"
         )
     if placement.is_elastic:
         raise ValueError(

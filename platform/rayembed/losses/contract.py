@@ -110,8 +110,8 @@ class Contrastive(LossConfig):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Data that the loss needs: teacher scores or vectors, if it uses them to detect false
-        negatives.
+        """Teacher data that the loss reads; here only scores or vectors that detect false
+        negatives, if the loss does so.
         """
         if self.false_negatives is None:
             return frozenset()

@@ -39,8 +39,8 @@ class BesideInfoNCE(Contrastive):
     def _something_is_masked(self) -> Self:
         if self.false_negatives is not None and not self.reads_candidates:
             raise ValueError(
-                "false_negatives leaves candidates out of InfoNCE, and infonce_weight 0 leaves out "
-                "InfoNCE itself: set false_negatives=null, or infonce_weight above 0"
+                "false_negatives has no effect, because it changes InfoNCE only and infonce_weight "
+                "is 0: set false_negatives=null, or infonce_weight above 0"
             )
         return self
 

@@ -132,7 +132,9 @@ def part_difference(parts: Parts, chosen: Sequence[np.ndarray]) -> PairedDiffere
     for items, mask in zip(parts, chosen, strict=True):
         taken = np.asarray(mask, float)
         if not taken.any():
-            raise ValueError("the scores cannot be compared: a subset has no chosen item")
+            raise ValueError(
+                "a subset has none of the items to compare, so its scores cannot be compared"
+            )
         score, every = scorer(items), np.ones(len(items))
         apart = score(taken) - score(every)
         mean += apart / len(parts)

@@ -162,7 +162,9 @@ def from_json(text: str) -> tuple[TaskScore, ...]:
     try:
         return tuple(_score(row) for row in json.loads(text))
     except (ValueError, TypeError, KeyError) as error:
-        raise ArtifactError(f"the stored scores cannot be read: {error}") from error
+        raise ArtifactError(
+            f"the stored scores are no JSON that rayembed wrote: {error}"
+        ) from error
 
 
 def _score(row: dict[str, Any]) -> TaskScore:

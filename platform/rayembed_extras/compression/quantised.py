@@ -191,13 +191,13 @@ def _check_form(way: Quantised, model: "TransformerModel", chosen: "Sequence[Mat
             raise ConfigError(
                 f"{way.kind} cannot be written: {matrix.name} belongs to a "
                 f"{type(matrix.module).__name__}, and only plain linear layers can be loaded from "
-                "compressed-tensors; exclude it by skip"
+                "compressed-tensors; add it to the setting skip"
             )
     outside = [matrix.name for matrix in chosen if matrix.name.split(".", 1)[0] not in model.parts]
     if outside:
         raise ConfigError(
-            f"{way.kind} cannot be written: {outside[0]} is not part of a transformer; exclude it "
-            "by skip"
+            f"{way.kind} cannot be written: its format stores matrices of transformers only, but "
+            f"{outside[0]} is outside of one; add it to the setting skip"
         )
 
 

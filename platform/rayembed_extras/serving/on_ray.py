@@ -68,7 +68,7 @@ class Replica:
         """Raise if Serve should replace this copy."""
         if not self._service.healthy:
             raise WorkerError(
-                "this copy of the model must be replaced, because its last batches all failed"
+                "the last batches of this copy of the model all failed; Ray Serve replaces the copy"
             )
 
     async def answer(self, path: str, body: dict[str, Any]) -> Answer | ServiceError:

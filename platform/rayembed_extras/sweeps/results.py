@@ -55,8 +55,8 @@ class TrialRow:
         return {seed: fmean(scores) for seed, scores in found.items()}
 
     def apart(self, reference: "TrialRow") -> Difference | None:
-        """Return the difference of the deciding score from another row's, over the seeds that both
-        rows have; None if they share none.
+        """Compare the score that ranks trials with another row, seed by seed, and return the mean
+        difference; None without a common seed.
         """
         found = paired(self.by_seed, reference.by_seed)
         return difference(found) if found else None

@@ -127,8 +127,8 @@ def _length(text: ProofText) -> int:
 
 
 def _request_of(text: ProofText) -> tuple[str, ...]:
-    """Return a key that is equal for texts that need only one request; the role counts for short
-    texts only.
+    """Return the key by which texts share one request: prompt, text and instruction, and for short
+    texts also the role.
     """
     role = text.role if _length(text) <= _LONG else ""
     return (text.prompt, text.text, str(text.instruction), role)

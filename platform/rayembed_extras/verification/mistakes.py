@@ -373,7 +373,7 @@ def _lengths(served: ProvedModel) -> Made:
 
 
 def _widths(served: ProvedModel) -> Made:
-    """Yield mistakes that return normalised vectors with fewer dimensions."""
+    """Yield the mistakes of a server that cuts vectors to fewer dimensions and normalises them."""
     full, *offered = served.model.dimensions
     for width in offered[:2] or [full // 2]:
         part = served.right[list(served.short), :width]

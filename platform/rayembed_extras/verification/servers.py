@@ -285,7 +285,9 @@ class _Server:
         return "tei" if is_tei else None
 
     def _read(self, path: str) -> Any:
-        """JSON of a path; None without any."""
+        """Request a path of the server and return its JSON; None if the server does not answer with
+        JSON.
+        """
         answer = self._send("GET", path, None)
         try:
             return answer.json() if answer.status_code == 200 else None

@@ -194,8 +194,8 @@ def drop_overlap(working: str, name: str, config: Overlap, root: str, path: str)
     left = table.filter(pa.array([match is None for match in found], pa.bool_()))
     gone = len(table) - len(left)
     log.info(
-        "data set %s: removing %d of %d example texts of classes, because they are or contain "
-        "benchmark texts",
+        "data set %s: removing %d of %d example texts of its class labels, because they are or "
+        "contain benchmark texts",
         name,
         gone,
         len(table),

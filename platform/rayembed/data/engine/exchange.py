@@ -131,8 +131,8 @@ def exchange(
 
 
 def forward(buckets: Buckets, what: str, execute: Execute) -> None:
-    """Split the rows of coarse buckets level by level until each bucket is separate; does nothing
-    for a route of one level.
+    """Split coarse buckets, each with rows of several final buckets, level by level into final
+    buckets; do nothing if the shuffle has one level.
     """
     for level in range(1, buckets.route.levels):
         items = [

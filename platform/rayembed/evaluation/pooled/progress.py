@@ -40,7 +40,9 @@ class ProgressLog:
         """Names of the jobs that are done."""
 
     def update(self, texts: Mapping[str, tuple[int, int]]) -> None:
-        """Record for each task how many texts are embedded and how many it has so far."""
+        """Record for each task how many of its texts are embedded, out of the number known
+        so far.
+        """
         self._texts = dict(texts)
         done = self._done()
         if done and self._first is None:

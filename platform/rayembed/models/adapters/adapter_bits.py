@@ -118,8 +118,8 @@ def kept_of_down(of_thin: Tensor, x: Tensor, bits: Tensor, keep: float) -> Tenso
 
 
 def kept_of_input(of_thin: Tensor, down: Tensor, bits: Tensor, keep: float) -> Tensor:
-    """Compute the gradient with respect to the adapter's input: (of_thin A)∘m / keep, shape (T, I),
-    in the dtype of A; m is the dropout mask.
+    """Gradient of an adapter with dropout with respect to its input: (of_thin A)∘m / keep, shape
+    (T, I), in the dtype of A.
     """
     found = torch.mm(_wide(of_thin), _wide(down)).div_(keep)
     return found.mul_(unpacked(bits, down.shape[1])).to(down.dtype)

@@ -44,7 +44,7 @@ def with_fitting_tasks(run: Run, held_out: Sequence[HeldOutSet]) -> Run:
         why = f"in English, as the sample has none in {language}"
     else:
         why = "in English, as the language of the own data is not clear"
-    logger.info("general tasks of evaluation.guard, %s: %s", why, ", ".join(places))
+    logger.info("the guard scores these general tasks, %s: %s", why, ", ".join(places))
     dropped = {one.name for one in of_sample} - places.keys()
     sets = tuple(places.get(o.name, o) for o in evaluation.own_sets if o.name not in dropped)
     scored = evaluation.model_copy(update={"own_sets": sets})

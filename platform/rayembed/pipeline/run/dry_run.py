@@ -258,8 +258,8 @@ def _rows_read(found: AtHand) -> Table:
 
 
 def _below_root(run: Run, found: AtHand) -> list[str]:
-    """List data sets' relative paths that do not exist on this machine; the setting `data.root` may
-    be missing.
+    """List data sets' relative paths that do not exist on this machine, probably because
+    `data.root` is not set.
     """
     elsewhere = [dataset for dataset in run.data.datasets if dataset.name not in found.heads]
     places = (place for dataset in elsewhere for place in dataset.source.paths.values())

@@ -43,7 +43,9 @@ Choice = bool | Literal["auto"]
 
 @dataclass(frozen=True)
 class Tokens:
-    """Numbers of tokens, padding included, whose autograd graphs need memory."""
+    """Numbers of padded tokens that decide the memory of autograd graphs: of a whole step and of
+    its largest pass.
+    """
 
     of_step: int
     """Padded tokens of all passes of a step, on the worker with the most."""
