@@ -1,15 +1,18 @@
 """BM25 as a baseline: its formula, and what it reads of documents and queries."""
 
 import math
+from unicodedata import category
 
 import pytest
 from datasets import Dataset
+from hypothesis import given
+from hypothesis import strategies as st
 from mteb._create_dataloaders import _retrieval_texts
 from mteb.mocks.mock_tasks import retrieval as mocks
 from mteb.models.model_implementations import bm25 as of_mteb
 from mteb.types import PromptType
 
-from rayembed.data.words import search_words
+from rayembed.data.words import search_words, words
 from rayembed.evaluation.bm25 import Bm25
 from rayembed.search.bm25_library import bm25s
 
@@ -127,6 +130,50 @@ def test_other_texts_have_the_words_of_bm25s():
     assert [search_words(text) for text in texts] == wanted
     mixed = search_words("Straße x2 的iPhone15手机")
     assert mixed == ["straße", "x2", "的", "iphone15", "手", "机", "手机"]
+
+
+BESIDE = {
+    "joiner": ("می\u200cخواهم", ["می", "خواهم"]),
+    "joiner of a cluster": ("क्\u200dषमा", ["क्षमा"]),
+    "index": ("CO₂", ["co₂"]),
+    "exponent": ("m²", ["m²"]),
+    "ligature": ("ﬁnance", ["ﬁnance"]),
+    "full width": ("ＡＢＣ", ["abc"]),
+    "square": ("㎏", ["kg"]),
+    "radical": ("⾦", ["金"]),
+    "presentation form": ("ﻣﺎ", ["ما"]),
+    "point in its letter": ("שׁל", ["ש\u05c1ל"]),
+    "dotted capital": ("İstanbul", ["istanbul"]),
+    "its lower case": ("i\u0307stanbul", ["istanbul"]),
+    "capital that is composed in lower case only": ("J\u030carl", ["ǰarl"]),
+    "final sigma": ("ΟΣ.Α", ["οσ"]),
+    "other accent": ("άλφα", ["άλφα"]),
+    "marks beyond the first plane": ("𑄃𑄧𑄁", ["𑄃𑄧𑄁"]),
+}
+OTHERS = ["❤\ufe0f", "東京", "ＡＢ", "ดี", "مثلاً", "𠀀", "plain été", "🎉"]
+
+
+@pytest.mark.parametrize("kind", BESIDE)
+def test_a_word_is_split_alike_beside_all_others(kind):
+    word, wanted = BESIDE[kind]
+    assert search_words(word) == wanted
+    for other in OTHERS:
+        assert search_words(f"{word}, {other}") == wanted + search_words(other)
+        assert search_words(f"{other} {word}") == search_words(other) + wanted
+
+
+@given(st.text(), st.text())
+def test_words_of_two_texts_are_those_of_both(first, second):
+    assert search_words(f"{first} \n {second}") == search_words(first) + search_words(second)
+
+
+def test_punctuation_of_scripts_without_spaces_is_no_word():
+    signs = [c for c in map(chr, range(0x20000)) if category(c) in {"Po", "Pd", "Ps", "Pe"}]
+    signs += ["฿", "៛"]
+    for left, right in (("ジ", "ジ"), ("ด", "ด"), ("က", "က"), ("ក", "ក")):
+        assert [c for c in signs if search_words(left + c + right) != [left, right]] == []
+        assert [c for c in signs if words(left + c + right) != [left, right]] == []
+    assert search_words("ジョン・レ") == ["ジ", "ョ", "ン", "ジョ", "ョン", "レ"]
 
 
 def test_of_documents_without_a_word_none_is_found():

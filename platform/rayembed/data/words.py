@@ -7,10 +7,14 @@ from itertools import pairwise
 
 from rayembed.data.hashes import text_hash
 
-# Scripts that put no space between words: each character with its marks is taken for one.
+# Scripts that put no space between words: each letter or digit with its marks is taken for one.
+# Signs of the same blocks, such as \u30fb, \u0e3f and \u104b, are left out.
 _SPACELESS = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
-    "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # kana, Han
+    "\u0e01-\u0e3a\u0e40-\u0e4e\u0e50-\u0e59\u0e80-\u0eff"  # Thai, Lao
+    "\u1000-\u1049\u1050-\u109d"  # Burmese
+    "\u1780-\u17d3\u17d7\u17dc\u17dd\u17e0-\u17ff"  # Khmer
+    "\u3040-\u309a\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff"  # kana
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Han
 )
 
 # Vowel signs, points and accents belong to the letter before them, though `\w` has none of them.
@@ -35,20 +39,25 @@ _ASCII_WORD = re.compile(r"\w+", re.ASCII)
 # Signs that stand in a row of such characters and repeat one (佐々木), zero (二〇二五), bopomofo.
 _UNSPACED = f"{_SPACELESS}\u3005-\u3007\u3100-\u312f"
 
-_HAN_BEYOND = re.compile("[\U00020000-\U0003ffff]")
 _BEYOND_PLAIN = re.compile(
-    "["
-    + re.sub("[\U00010000-\U0010ffff]-?", "", f"{_UNSPACED}{_MARKS}")
-    + f"\u1100-\u11ff{_WIDTHS.pattern[1:-2]}]"
+    "[" + re.sub("[\U00010000-\U0010ffff]-?", "", f"{_UNSPACED}{_MARKS}") + "]"
 )
-"""What `_PLAIN_WORD` splits wrongly: characters without spaces, marks, single jamo, wide letters;
-below U+10000, for which the search is ten times as fast."""
+"""What `_PLAIN_WORD` splits wrongly below U+10000, for which the search is ten times as fast:
+characters without spaces, and marks."""
+
+_FAR_BEYOND = re.compile("[\U00010000-\U0001efff\U00020000-\U000e01ef]")
+"""Planes with the others, among letters that `_PLAIN_WORD` splits rightly; emoji stand between."""
+
+_COMPATIBLE = re.compile(
+    f"[\u2e80-\u2fdf\u3200-\u33ff\ufb1d-\ufdff\ufe30-\ufe4f\ufe70-\ufefc{_WIDTHS.pattern[1:-2]}]+"
+)
+"""Other forms of Han, kana, Hebrew and Arabic letters: radicals, squares, presentation forms."""
 
 _PLAIN_WORD = re.compile(r"\b\w\w+\b")
 """Pattern of bm25s and scikit-learn."""
 
 _SEARCH_WORD = re.compile(
-    rf"[^\W{_UNSPACED}]++(?:[{_MARKS}{_JOINERS}]+[^\W{_UNSPACED}]*+)*+"
+    rf"[^\W{_UNSPACED}]++(?:[{_MARKS}]+[{_JOINERS}]*+[^\W{_UNSPACED}]*+)*+"
     rf"|(?P<run>[{_UNSPACED}][{_MARKS}{_UNSPACED}]*+)"
 )
 
@@ -106,19 +115,35 @@ def search_words(text: str) -> list[str]:
     letters.
 
     Scripts without spaces between words (Chinese, Japanese, Thai, …) give each character, with its
-    marks, and each pair of neighbouring characters.
+    marks, and each pair of neighbouring characters. A word is split alike in every text: a joiner
+    ends it, but within a cluster of Indic letters, after a mark, it is left out.
     """
-    if text.isascii() or not (_BEYOND_PLAIN.search(text) or _HAN_BEYOND.search(text)):
+    if text.isascii():
         return _PLAIN_WORD.findall(text.lower())
+    low = _search_form(text)
+    if not (_BEYOND_PLAIN.search(low) or _FAR_BEYOND.search(low)):
+        return _PLAIN_WORD.findall(low)
     found = []
-    for match in _SEARCH_WORD.finditer(unicodedata.normalize("NFKC", text).lower()):
+    for match in _SEARCH_WORD.finditer(low):
         if not match["run"]:
-            found += [match[0]] if len(match[0]) > 1 else []
+            word = match[0].replace("\u200c", "").replace("\u200d", "")
+            found += [word] if len(word) > 1 else []
             continue
         characters = _CHARACTER.findall(match[0])
         found += characters
         found += map("".join, pairwise(characters))
     return found
+
+
+def _search_form(text: str) -> str:
+    """Fold case, composed letters and East Asian, Hebrew and Arabic forms of a letter.
+
+    Exponents and ligatures stay, as in bm25s. Python gives İ a dot of its own and a final sigma
+    another letter, by what follows.
+    """
+    folded = _COMPATIBLE.sub(lambda match: unicodedata.normalize("NFKC", match[0]), text)
+    low = folded.lower().replace("i\u0307", "i").replace("ς", "σ")
+    return unicodedata.normalize("NFC", low)
 
 
 _NEVER_LAST = re.compile(

@@ -14,7 +14,7 @@ from rayembed.evaluation.pooled.model import all_documents, query_texts
 from rayembed.results.costs import Cost
 from rayembed.search.bm25_library import bm25s
 
-_CODE_VERSION = 2
+_CODE_VERSION = 3
 """Number of the splitting into words (`search_words`), in the revision of results."""
 
 
