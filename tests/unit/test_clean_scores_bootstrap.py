@@ -39,3 +39,7 @@ def test_too_few_clean_items_have_no_score():
     assert (everything.interval, everything.difference, everything.is_noise) == (None, 0, False)
     pairs = ScoredPairs(as_text(outcomes), "0 1 2", spearman)
     assert clean_score([pairs], [np.array([True, True, False])]) is None
+    clean = np.arange(40) < 5
+    assert clean_score([np.arange(40) / 40], [clean]) is None
+    assert clean_score([np.arange(40) / 40] * 100, [np.arange(40) == 3] * 100) is None
+    assert clean_score([np.arange(40) / 40], [np.arange(40) < 6]).interval is not None

@@ -176,6 +176,95 @@ def test_pairs_with_other_judgements_are_not_paired():
     assert mean_difference({"t": 0.1}, {"t": [mine]}, {"t": [[0.1] * 50]}).interval is None
 
 
+def rare(number, positives, statistic=average_precision, seed=0):
+    """Two models on pairs of which few are right."""
+    generator = np.random.default_rng(seed)
+    judged = np.arange(number) < positives
+    return [
+        ScoredPairs(as_text(judged + generator.normal(0, 1, number)), as_text(judged), statistic)
+        for _ in range(2)
+    ]
+
+
+@pytest.mark.parametrize(("number", "positives"), [(200, 6), (400, 7), (30, 8)])
+def test_draws_without_a_right_pair_take_no_interval_away(number, positives):
+    mine, other = rare(number, positives)
+    every = np.ones(number)
+    apart = mine.score(every) - other.score(every)
+    found = mean_difference({"t": apart}, {"t": [mine]}, {"t": [other]})
+    assert -1 <= found.interval[0] < apart < found.interval[1] <= 1
+    assert not found.drawn
+    forty = {f"t{i}": [np.arange(30) / 30] for i in range(39)}
+    both = {f"t{i}": 0.0 for i in range(39)} | {"t": apart}
+    many = mean_difference(both, forty | {"t": [mine]}, forty | {"t": [other]})
+    assert spread(many) == pytest.approx(spread(found) / 40, rel=0.1)
+
+
+def test_a_task_whose_draws_mostly_have_no_score_takes_part_in_none():
+    flat, other = (
+        ScoredPairs(as_text(one), "1 " * 9 + "2", spearman) for one in ([1] * 10, range(10))
+    )
+    items = {"a": [np.arange(30) / 30]}
+    found = mean_difference({"a": 0.0, "t": 0.2}, items | {"t": [flat]}, items | {"t": [other]})
+    assert found.interval == pytest.approx((0.1, 0.1))
+    assert found.drawn == ", items of 1 of 2 tasks"
+    collapsed = mean_difference(
+        {"a": 0.0, "t": np.nan}, items | {"t": [flat]}, items | {"t": [other]}
+    )
+    assert collapsed.interval is None
+
+
+def test_too_few_items_are_never_a_certain_difference():
+    for count in range(2, 6):
+        found = mean_difference({"t": 1.0}, {"t": [[1.0] * count]}, {"t": [[0.0] * count]})
+        assert found.is_noise, count
+        assert str(found) == "+1.000, within noise (95 %: -1.000 to +1.000, too few items)"
+    six = mean_difference({"t": 1.0}, {"t": [[1.0] * 6]}, {"t": [[0.0] * 6]})
+    assert not six.is_noise, "the sign test has 3 % for six of six"
+    subsets = mean_difference({"t": 1.0}, {"t": [[1.0] * 3] * 2}, {"t": [[0.0] * 3] * 2})
+    assert subsets == six
+    beside = mean_difference({"t": 1.0, "u": 0.5}, {"t": [[1.0] * 3]}, {"t": [[0.0] * 3]})
+    assert beside.interval == pytest.approx((-0.25, 0.75)), "the other task stays as it is"
+    mine, other = rare(60, 4)
+    few = mean_difference({"t": 0.1}, {"t": [mine]}, {"t": [other]})
+    assert few.interval == (-1.0, 1.0), "average precision is a mean over the right pairs"
+
+
+def test_intervals_stay_within_what_scores_can_be():
+    better = np.array([1.0, 1, 1, 1, 1, 0.2])
+    found = mean_difference({"t": better.mean()}, {"t": [better]}, {"t": [better * 0]})
+    assert found.interval[1] == 1.0
+    apart = {f"t{i}": 2.0 * (i < 3) - 0.05 for i in range(5)}
+    assert mean_difference(apart, {}, {}, over_tasks=True).interval[1] == 2.0
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_part_of_few_items_has_no_interval():
+    mine, _ = rare(40, 20)
+    generator = np.random.default_rng(8)
+
+    def clean(number, count=40):
+        return generator.permutation(np.arange(count) < number)
+
+    assert part_difference([mine], [np.arange(40) % 20 == 0]).interval is None
+    scores = generator.random(40)
+    assert part_difference([scores], [clean(5)]).interval is None
+    assert part_difference([scores], [clean(6)]).interval is not None
+    one_each = [clean(1) for _ in range(100)]
+    assert part_difference([scores] * 100, one_each).interval is None
+    whole = [clean(40)] * 99
+    assert part_difference([scores] * 100, [*whole, clean(1)]).interval is None
+    for number in (6, 8, 20):
+        for items in (scores, mine, rare(40, 20, spearman)[0]):
+            mask = np.concatenate([clean(number // 2, 20), clean(number // 2, 20)])
+            interval = part_difference([items], [mask]).interval
+            limit = 2 if getattr(items, "statistic", None) is spearman else 1
+            assert interval is None or max(map(abs, interval)) <= limit
+    many = part_difference([scores] * 100, [clean(3) for _ in range(100)])
+    assert np.isfinite(many.interval).all()
+    assert many.interval[0] < many.mean < many.interval[1]
+
+
 def test_few_queries_have_the_width_of_students_interval():
     generator = np.random.default_rng(6)
     for count in (8, 20, 50):

@@ -15,7 +15,7 @@ from statistics import NormalDist, fmean
 
 import numpy as np
 
-from rayembed.results.items import Items, ScoredPairs, scorer
+from rayembed.results.items import Items, ScoredPairs, average_precision, scorer, spearman
 
 Parts = Sequence[Items]
 """A task's items for each of its subsets, in an order that all models share."""
@@ -27,6 +27,9 @@ _LIKELY = (2.5, 97.5)
 """Percentiles of a 95 % interval."""
 _FEWEST_TASKS = 5
 """Tasks from which on a draw takes tasks, too: fewer say nothing about further ones."""
+_FEWEST_ITEMS = 6
+"""Items from which on a sign test at 5 % may call two models different: all of five are better in
+one by chance in 6 of 100 comparisons."""
 _FEW = 10
 """Rows for a distinct one from which on counts are drawn: one costs as much as ten drawn rows."""
 _ENTRIES_AT_ONCE = 1_000_000
@@ -84,8 +87,9 @@ def mean_difference(
 ) -> PairedDifference:
     """Mean difference over tasks between two models, with a paired bootstrap interval.
 
-    Items are drawn with replacement within each subset of a task. Tasks without outcomes of items
-    stay as they are in all draws.
+    Items are drawn with replacement within each subset of a task. Tasks without outcomes of items,
+    or without a score in most draws, stay as they are in all draws. Of fewer than six items the
+    interval is all that scores can be.
 
     Args:
         differences: task → difference of the main scores; the mean is over these.
@@ -94,29 +98,36 @@ def mean_difference(
             What their differences vary beyond the noise of their items is added to the interval.
     """
     mean, count = fmean(differences.values()), len(differences)
-    drawn = [task for task in differences if _same_items(ours.get(task), theirs.get(task))]
-    by_tasks = over_tasks and count >= _FEWEST_TASKS
-    if not (drawn or by_tasks):
-        return PairedDifference(mean)
     generator = np.random.default_rng(0)
-    centre = sum(differences[task] for task in differences if task not in drawn) / count
-    sums = _Draws()
-    for task in drawn:
-        share = 1 / count / len(ours[task])
-        for mine, other in zip(ours[task], theirs[task], strict=True):
-            apart, draws = _difference(mine, other, generator)
-            centre += share * apart
-            sums.add(share * draws, len(mine))
+    drawn: dict[str, list[_Subset]] = {}
+    for task in differences:
+        subsets = _subsets(ours.get(task), theirs.get(task), generator)
+        if subsets and all(subset.is_scored for subset in subsets):
+            drawn[task] = subsets
+    by_tasks = over_tasks and count >= _FEWEST_TASKS
+    if not (drawn or by_tasks) or not np.isfinite(mean):  # NaN: of a collapsed model
+        return PairedDifference(mean)
+    fixed = sum(differences[task] for task in differences if task not in drawn) / count
+    centre, reach, items, sums = fixed, 0.0, 0, _Draws()
+    for subsets in drawn.values():
+        share = 1 / count / len(subsets)
+        for subset in subsets:
+            centre += share * subset.apart
+            reach += share * subset.reach
+            items += subset.items
+            sums.add(share * subset.draws, subset.items)
     draws = sums.widened()
     if by_tasks:
         of_items = count**2 * sums.variance
         draws = draws + _task_draws(list(differences.values()), of_items, generator)
-    if not np.isfinite(draws).all():  # of a collapsed model
-        return PairedDifference(mean)
-    low, high = centre + np.percentile(draws, _LIKELY)
+        fixed, reach = 0.0, 2.0
     what = "tasks" if by_tasks and not drawn else ""
     if drawn and len(drawn) < count:
         what = f"items of {len(drawn)} of {count} tasks"
+    limits = fixed - reach, fixed + reach
+    if items < _FEWEST_ITEMS and not by_tasks:
+        return PairedDifference(mean, limits, ", too few items")
+    low, high = np.clip(centre + np.percentile(draws, _LIKELY), *limits)
     return PairedDifference(mean, (float(low), float(high)), f", {what}" if what else "")
 
 
@@ -124,11 +135,14 @@ def part_difference(parts: Parts, chosen: Sequence[np.ndarray]) -> PairedDiffere
     """Mean over subsets of the score of chosen items minus the score of all items, with a bootstrap
     interval. Both come from the same draw, since the chosen ones are among all.
 
+    No interval is returned for fewer than six chosen items, one of a subset with others, or subsets
+    that most draws give no score.
+
     Args:
         chosen: for each subset which of its items are chosen, at least one.
     """
     generator = np.random.default_rng(0)
-    mean, sums = 0.0, _Draws()
+    mean, reach, number, sums, is_known = 0.0, 0.0, 0, _Draws(), True
     for items, mask in zip(parts, chosen, strict=True):
         taken = np.asarray(mask, float)
         if not taken.any():
@@ -138,6 +152,11 @@ def part_difference(parts: Parts, chosen: Sequence[np.ndarray]) -> PairedDiffere
         score, every = scorer(items), np.ones(len(items))
         apart = score(taken) - score(every)
         mean += apart / len(parts)
+        reach += _reach(items) / len(parts)
+        there = _number(items, taken)
+        number += there
+        if taken.all():
+            continue  # never differs
         if isinstance(items, ScoredPairs):
             draws = _spread(
                 [score(times * taken) - score(times) for times in _times(len(items), generator)]
@@ -145,11 +164,16 @@ def part_difference(parts: Parts, chosen: Sequence[np.ndarray]) -> PairedDiffere
         else:
             values = np.asarray(items, float)
             totals = _resampled(np.stack([values, taken, values * taken], axis=1), generator)
-            # A draw without a chosen item says nothing and is left out below.
+            # A draw without a chosen item says nothing and is left out.
             with np.errstate(invalid="ignore"):
-                draws = totals[:, 2] / totals[:, 1] - totals[:, 0] / len(values)
-        sums.add((draws - apart) / len(parts), int(taken.sum()))
-    low, high = mean + np.nanpercentile(sums.widened(), _LIKELY)
+                draws = _spread(totals[:, 2] / totals[:, 1] - totals[:, 0] / len(values))
+        is_known &= there > 1 and bool(np.isfinite(draws).all())
+        sums.add((draws - apart) / len(parts), there)
+    if all(np.all(mask) for mask in chosen):
+        return PairedDifference(float(mean), (0.0, 0.0))
+    if not is_known or number < _FEWEST_ITEMS:
+        return PairedDifference(float(mean))
+    low, high = np.clip(mean + np.percentile(sums.widened(), _LIKELY), -reach, reach)
     return PairedDifference(float(mean), (float(low), float(high)))
 
 
@@ -170,7 +194,7 @@ class _Draws:
         # A sample's variance is smaller than that of what it is drawn from by (items - 1) / items.
         draws = draws * np.sqrt(items / max(1, items - 1))
         self._sum += draws
-        self._variances.append((float(np.nanvar(draws)), max(1, items - 1)))
+        self._variances.append((float(np.var(draws)), max(1, items - 1)))
 
     def widened(self) -> np.ndarray:
         """(draws,) deviations times the ratio of Student's quantile to the normal one, by the
@@ -201,6 +225,51 @@ def _same_items(ours: Parts | None, theirs: Parts | None) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class _Subset:
+    """Difference of the scores of two models on a subset, and its deviations in draws of items."""
+
+    apart: float
+    draws: np.ndarray
+    """(draws,) deviations; NaN where most draws have no score."""
+    items: int
+    reach: float
+    """Most that two scores can differ."""
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the subset and its draws have scores."""
+        return bool(np.isfinite(self.apart) and np.isfinite(self.draws).all())
+
+
+def _subsets(
+    ours: Parts | None, theirs: Parts | None, generator: np.random.Generator
+) -> list[_Subset]:
+    """Differences of a task's subsets; empty where the items of the models do not match."""
+    if ours is None or theirs is None or not _same_items(ours, theirs):
+        return []
+    found = []
+    for mine, other in zip(ours, theirs, strict=True):
+        items = min(_number(one, np.ones(len(one))) for one in (mine, other))
+        reach = max(_reach(mine), _reach(other))
+        found.append(_Subset(*_difference(mine, other, generator), items, reach))
+    return found
+
+
+def _number(items: Items, taken: np.ndarray) -> int:
+    """Count the items that a score is a mean over: of average precision, the right pairs."""
+    if isinstance(items, ScoredPairs) and items.statistic is average_precision:
+        taken = taken * (np.array(items.labels.split(), float) > 0)
+    return int(taken.sum())
+
+
+def _reach(items: Items) -> float:
+    """Most that two scores of the items can differ."""
+    if isinstance(items, ScoredPairs):
+        return 2.0 if items.statistic is spearman else 1.0
+    return max(1.0, float(np.ptp(np.asarray(items, float))))
+
+
 def _difference(
     mine: Items, other: Items, generator: np.random.Generator
 ) -> tuple[float, np.ndarray]:
@@ -229,9 +298,13 @@ def _times(items: int, generator: np.random.Generator) -> Iterator[np.ndarray]:
         yield np.bincount(generator.integers(0, items, items), minlength=items).astype(float)
 
 
-def _spread(draws: Sequence[float]) -> np.ndarray:
-    """Repeat the draws of pairs to as many as there are of others."""
-    return np.resize(np.array(draws), _DRAWS)
+def _spread(draws: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Repeat the draws that have a score to as many as there are of others; NaN if they are less
+    than half.
+    """
+    every = np.asarray(draws, float)
+    scored = every[np.isfinite(every)]
+    return np.resize(scored if 2 * len(scored) > len(every) else [np.nan], _DRAWS)
 
 
 def _resampled(values: np.ndarray, generator: np.random.Generator) -> np.ndarray:

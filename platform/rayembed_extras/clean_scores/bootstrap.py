@@ -48,4 +48,5 @@ def clean_score(parts: Sequence[Items], clean: Sequence[np.ndarray]) -> CleanSco
     every, without = np.mean(scores, axis=0).tolist()
     if all(mask.all() for mask in clean):
         return CleanScore(every, without, None)
-    return CleanScore(every, without, part_difference(parts, clean).interval)
+    apart = part_difference(parts, clean)
+    return None if apart.interval is None else CleanScore(every, without, apart.interval)
