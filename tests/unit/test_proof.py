@@ -263,8 +263,8 @@ def test_a_proof_of_other_weights_is_refused_and_written_again(folders, tmp_path
         (lambda p: (p / "vectors.safetensors").write_bytes(b"x" * 40), "cannot read the model's"),
         (lambda p: (p / "proof.json").write_text("{"), "cannot read"),
         (
-            lambda p: rewritten(p, format=1),
-            "have format 1, but this version of rayembed reads format 2",
+            lambda p: rewritten(p, format=3),
+            "have format 3, but this version of rayembed reads format 2",
         ),
         (lambda p: rewritten(p, made_by=None), "are damaged"),
         (lambda p: rewritten(p, texts=[]), "are damaged"),
@@ -277,6 +277,15 @@ def test_a_damaged_proof_is_refused(damage, said, folders, tmp_path):
     damage(folder / "proof")
     with pytest.raises(ArtifactError, match=said):
         read_proof(folder)
+
+
+def test_a_proof_of_an_earlier_format_counts_as_none_with_a_warning(folders, tmp_path, caplog):
+    folder = copied(folders / "biencoder", tmp_path / "model")
+    rewritten(folder / "proof", format=1)
+    assert read_proof(folder) is None
+    assert "have the earlier format 1 and are not compared" in caplog.text
+    write_proof(folder)
+    assert read_proof(folder) is not None
 
 
 def rewritten(place, **changes):

@@ -1,5 +1,6 @@
 """The registered MLflow model compares itself with the proof when it is loaded."""
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -36,6 +37,15 @@ def test_a_model_with_other_vectors_is_not_loaded(save, tmp_path):
         loaded(folder)
     assert "remove its folder proof (the stored reference vectors) to load" in str(told.value)
     assert "computed with torch 1.0 (here " in str(told.value)
+
+
+def test_a_model_with_a_proof_of_an_earlier_format_is_loaded_with_a_warning(tmp_path, caplog):
+    folder = save_biencoder(tmp_path / "model")
+    write_proof(folder)
+    path = folder / "proof" / "proof.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
+    assert loaded(folder)
+    assert "have the earlier format 1" in caplog.text
 
 
 def test_texts_of_each_role_and_instruction_are_embedded_few_of_each(tmp_path, monkeypatch):

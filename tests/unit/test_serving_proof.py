@@ -109,6 +109,14 @@ def test_a_folder_without_a_proof_serves_with_a_warning(tmp_path, caplog):
     assert gauges(client_of(service)) == {}
 
 
+def test_a_proof_of_an_earlier_format_is_served_with_a_warning(folder, caplog):
+    path = folder / "proof" / "proof.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
+    service = EmbeddingService("m", load_model(folder), folder=folder)
+    assert "have the earlier format 1" in caplog.text
+    assert client_of(service).get("/health").json() == {"status": "ready"}
+
+
 def test_the_tolerance_is_that_of_the_number_type(folder):
     """Vectors that bfloat16 may give are refused of float32."""
     proof = read_proof(folder)

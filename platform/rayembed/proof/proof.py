@@ -7,6 +7,7 @@ mistake names. docs/verification.md has every field.
 """
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,8 @@ from rayembed.models.loading.files import read_json, weights_fingerprint
 PROOF_FILE = "proof.json"
 VECTORS_FILE = "vectors.safetensors"
 FORMAT = 2
+
+_logger = logging.getLogger(__name__)
 
 NumberType = Literal["float32", "bfloat16", "int8"]
 
@@ -138,6 +141,8 @@ def has_proof(folder: str) -> bool:
 def read_proof(folder: Path) -> Proof | None:
     """Read the reference vectors (proof) stored in a model's folder; None if it has none.
 
+    One of an earlier format counts as none, with a warning: the model itself is as good as before.
+
     Raises:
         ArtifactError: it is damaged, of a later format, or of other weights than the folder's.
     """
@@ -145,11 +150,20 @@ def read_proof(folder: Path) -> Proof | None:
     if not path.is_file():
         return None
     values = read_json(path)
-    if values.get("format") != FORMAT:
+    written = values.get("format")
+    if isinstance(written, int) and written < FORMAT:
+        _logger.warning(
+            "the model's reference vectors (proof) in %r have the earlier format %s and are not "
+            "compared; register or export the model again, which writes new ones",
+            str(path),
+            written,
+        )
+        return None
+    if written != FORMAT:
         raise ArtifactError(
-            f"the model's reference vectors (proof) in {str(path)!r} have format "
-            f"{values.get('format')!r}, but this version of rayembed reads format {FORMAT}. "
-            "Register or export the model again, which writes a new proof"
+            f"the model's reference vectors (proof) in {str(path)!r} have format {written!r}, but "
+            f"this version of rayembed reads format {FORMAT}. Update rayembed, or register or "
+            "export the model again, which writes a new proof"
         )
     try:
         proof = _proof_of(values, _arrays(path.with_name(VECTORS_FILE)))
