@@ -1,8 +1,10 @@
 """Graphs of CPU runtimes, in float32 and int8, against the proof of the model they are made of."""
 
 import json
+import re
 import shutil
 
+import onnx
 import pytest
 import torch
 from proved_models import save_proved
@@ -10,6 +12,7 @@ from sentence_transformers import SentenceTransformer
 
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.proof.proof import read_proof
+from rayembed.proof.write import write_proof
 from rayembed_extras.compression.contract import CalibrationText, CompressionSource
 from rayembed_extras.compression.runtimes import Onnx, OpenVINO
 from rayembed_extras.verification import verify
@@ -127,6 +130,64 @@ def test_a_mistake_in_an_onnx_file_is_named(folder, exported, tmp_path):
     (home / "tokenizer.json").unlink()
     with pytest.raises(ArtifactError, match=r"no tokenizer\.json next to"):
         verify(home / "onnx" / "model.onnx", folder)
+
+
+def changed_graph(exported, home, change):
+    """A copy of the exported folder whose graph `change(model)` has changed."""
+    home = shutil.copytree(exported, home)
+    file = home / "onnx" / "model.onnx"
+    model = onnx.load(file)
+    change(model)
+    onnx.save(model, file)
+    return file
+
+
+@pytest.mark.parametrize("name", ["attention_mask", "token_type_ids"])
+@pytest.mark.parametrize("kind", ["FLOAT", "FLOAT16", "INT32", "BOOL"])
+def test_inputs_of_an_onnx_file_have_its_number_type(kind, name, folder, exported, tmp_path):
+    number = getattr(onnx.TensorProto, kind)
+
+    def change(model):
+        (given,) = (one for one in model.graph.input if one.name == name)
+        given.type.tensor_type.elem_type = number
+        for node in model.graph.node:
+            node.input[:] = ["whole" if one == name else one for one in node.input]
+        cast = onnx.helper.make_node("Cast", [name], ["whole"], to=onnx.TensorProto.INT64)
+        model.graph.node.insert(0, cast)
+
+    verdict = verify(changed_graph(exported, tmp_path / "model", change), folder, repeat=1)
+    assert verdict.same, verdict.line
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("task_id", "INT64"), ("past_key_values.0.key", "FLOAT"), ("input_ids_mask", "STRING")],
+)
+def test_an_onnx_file_with_other_inputs_is_refused_by_name(name, kind, folder, exported, tmp_path):
+    def change(model):
+        number = getattr(onnx.TensorProto, kind)
+        model.graph.input.append(onnx.helper.make_tensor_value_info(name, number, [1]))
+
+    file = changed_graph(exported, tmp_path / "model", change)
+    words = rf"has the inputs {re.escape(name)} \(tensor\({kind.lower()}\)\), .* allowed: input_ids"
+    with pytest.raises(ArtifactError, match=words):
+        verify(file, folder)
+
+
+@pytest.mark.parametrize("stated", [None, 320, 200])
+def test_an_onnx_file_reads_each_role_to_its_length(stated, folder, exported, tmp_path):
+    two = shutil.copytree(folder, tmp_path / "two")
+    path = two / "rayembed.json"
+    settings = json.loads(path.read_text())
+    settings["model"]["query_max_length"] = 24
+    path.write_text(json.dumps(settings))
+    write_proof(two)
+    home = shutil.copytree(exported, tmp_path / "exported")
+    (home / "sentence_bert_config.json").unlink(missing_ok=True)
+    if stated is not None:
+        (home / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": stated}))
+    verdict = verify(home, two, within="float32", repeat=1)
+    assert verdict.same == (stated != 200), verdict.line
 
 
 def test_the_onnx_file_of_a_compressed_model_is_loaded_as_its_folder(folder, tmp_path):

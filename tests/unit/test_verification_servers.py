@@ -129,6 +129,21 @@ def test_a_server_is_asked_for_fewer_numbers(schema, takes_field, models):
     assert set(asked[1:]) == ({16} if takes_field else {None})
 
 
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_server_that_does_not_cut(refuses, models, capsys):
+    _, proof, embedders = models("cls")
+
+    def refuse(path, body, vectors):
+        return (400, {}) if refuses and "dimensions" in body else None
+
+    with mistaken_server(embedders[False], fault=refuse) as url:
+        verdict = verify(url, proof, dimensions=16, schema="openai", repeat=1)
+    assert verdict.mistakes == ("not_cut",)
+    assert "all 32 numbers of the vectors: the target did not cut them to 16" in verdict.line
+    assert "requests ask for it by dimensions (Cohere's schema: output_dim" in verdict.advice[0]
+    assert any("vLLM: start it with --hf-overrides" in one for one in verdict.advice)
+
+
 def test_int8_is_refused_where_float32_is_asked_for(models):
     _, proof, embedders = models("last")
     verdict = verify(embedders[True], proof, within="float32", repeat=1)

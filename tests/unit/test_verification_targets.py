@@ -21,6 +21,7 @@ from rayembed.proof.write import write_proof
 from rayembed.registry.tracking import Tracker
 from rayembed_extras.verification import verify
 from rayembed_extras.verification.job import DIFFERS, run_verify_job
+from rayembed_extras.verification.targets import _is_file
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,16 @@ def test_a_model_without_a_proof_gets_one_in_memory(folder, changed, tmp_path):
     assert made.same, made.line
     assert not (bare / PROOF_FOLDER).exists()
     assert not verify(changed, bare, repeat=1).same, "the control"
+
+
+def test_a_proof_of_an_earlier_format_is_made_again_in_memory(folder, tmp_path, capsys):
+    older = shutil.copytree(folder, tmp_path / "older")
+    path = older / PROOF_FOLDER / "proof.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
+    assert verify(folder, older, repeat=1).same
+    assert json.loads(path.read_text())["format"] == 1
+    assert run_verify_job([str(older)]) == 2
+    assert "has no proof (reference vectors) of its own" in capsys.readouterr().err
 
 
 def test_a_registered_version_is_target_and_proof(folder, changed, tmp_path):
@@ -177,13 +188,15 @@ class Llama:
         return self.model.encode(texts).tolist()
 
 
-def test_a_gguf_file_by_llama_cpp(folder, changed, tmp_path, monkeypatch):
+@pytest.mark.parametrize("place", ["models", "a@b.com"])
+def test_a_gguf_file_by_llama_cpp(place, folder, changed, tmp_path, monkeypatch):
     import types
 
     fake = types.ModuleType("llama_cpp")
     fake.Llama = Llama
     monkeypatch.setitem(__import__("sys").modules, "llama_cpp", fake)
-    file = tmp_path / "model.gguf"
+    (tmp_path / place).mkdir()
+    file = tmp_path / place / "model.gguf"
     file.write_bytes(b"GGUF")
     monkeypatch.setattr(Llama, "model", SentenceTransformer(str(folder), device="cpu"))
     verdict = verify(file, folder, repeat=1)
@@ -193,6 +206,22 @@ def test_a_gguf_file_by_llama_cpp(folder, changed, tmp_path, monkeypatch):
     verdict = verify(file, folder, repeat=1)
     assert verdict.mistakes == ("cls_pooling",)
     assert "llama.cpp: start it with --pooling mean" in verdict.advice[1]
+
+
+@pytest.mark.parametrize(
+    ("target", "endings", "is_file"),
+    [
+        ("/home/a@b.com/model.gguf", (".gguf",), True),
+        ("/home/a@b.com/model.ONNX", (), True),
+        ("model.gguf@copy", (), False),
+        ("hf://org/name@main/model.gguf", (), True),
+        ("hf://org/name/model.gguf@main", (".gguf",), True),
+        ("hf://org/name@main", (), False),
+        ("models:/m@champion", (), False),
+    ],
+)
+def test_a_file_is_known_by_its_ending(target, endings, is_file):
+    assert _is_file(target, *endings) == is_file
 
 
 def test_the_python_of_the_page_runs(folder, tmp_path, monkeypatch):
@@ -258,6 +287,53 @@ def test_vectors_cut_to_fewer_numbers(folder, changed, mistake):
     assert "trained for vectors of (24,) numbers, none of them 16" in verdict.notes[-1]
     raw = verify(lambda texts: model.encode(texts)[:, :16], folder, dimensions=16, repeat=1)
     assert "no_normalisation" in raw.mistakes
+
+
+@pytest.mark.parametrize("also", ["", "pooling", "head"])
+def test_vectors_that_are_not_cut(also, folder, changed, tmp_path):
+    target = changed if also == "pooling" else folder
+    if also == "head":
+        target = shutil.copytree(folder, tmp_path / "model")
+        path = target / "modules.json"
+        modules = [one for one in json.loads(path.read_text()) if "Dense" not in one["type"]]
+        path.write_text(json.dumps(modules))
+        (target / "rayembed.json").unlink()
+    verdict = verify(target, folder, dimensions=16, repeat=1)
+    assert not verdict.same
+    named = {"pooling": "cls_pooling", "head": "no_dense"}
+    assert verdict.mistakes == ("not_cut", *([named[also]] if also else [])), verdict.line
+    if also == "head":
+        assert verdict.line.startswith("vectors of 32 numbers where 16 are right: the target did")
+    else:
+        said = "all 24 numbers of the vectors: the target did not cut them to 16; "
+        said += "also: CLS pooling" if also else "cut, they are the same vectors"
+        assert verdict.line.startswith(said)
+    assert verdict.figures["dimensions"] == (32 if also == "head" else 24)
+    assert "sentence-transformers: load it with truncate_dim=16" in verdict.advice[1]
+
+
+@pytest.mark.parametrize("cut", [None, 200, 24])
+def test_one_limit_for_two_roles_is_named(cut, folder, tmp_path):
+    """Of a server that reads texts of both roles to the longer limit."""
+    two = shutil.copytree(folder, tmp_path / "model")
+    path = two / "rayembed.json"
+    settings = json.loads(path.read_text())
+    settings["model"]["query_max_length"] = 24
+    path.write_text(json.dumps(settings))
+    write_proof(two)
+    assert verify(two, repeat=1).same
+    served = SentenceTransformer(str(two), device="cpu")
+    if cut is not None:
+        served.max_seq_length = cut
+    verdict = verify(served, two, within="float32", repeat=1)
+    if cut is None:
+        assert verdict.mistakes == ("one_limit",), verdict.line
+        assert "the model reads 24 tokens of queries and 320 of documents" in verdict.line
+        assert verdict.advice[0].startswith("cut queries to 24 tokens before they are sent")
+        assert "sentence-transformers: set model[0].query_length" in verdict.advice[1]
+    else:
+        assert not verdict.same
+        assert "one_limit" not in verdict.mistakes
 
 
 def test_more_numbers_than_the_model_has_are_refused(folder):

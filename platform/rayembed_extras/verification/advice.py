@@ -122,6 +122,17 @@ _ADVICE: Mapping[str, Mapping[str, str]] = {
         "vllm": "start it with --hf-overrides '{{\"is_causal\": false}}'",
         "llama.cpp": "start it with --attention non-causal",
     },
+    "limits": {
+        "sentence-transformers": "set model[0].query_length and model[0].document_length, as the "
+        "model card does",
+    },
+    "uncut": {
+        "vllm": "start it with --hf-overrides '{{\"is_matryoshka\": true}}': it refuses dimensions "
+        "without",
+        "sentence-transformers": "load it with truncate_dim={width} (or set that in "
+        "config_sentence_transformers.json), and encode with normalize_embeddings=True",
+        "rayembed": "name dimensions={width} in each request",
+    },
     "width": {
         "vllm": "leave dimensions out of requests, or ask for {width}",
         "sentence-transformers": "set truncate_dim to null in config_sentence_transformers.json",
@@ -145,6 +156,8 @@ _KINDS = {
     "no_normalisation": "normalisation",
     "lower_cased": "lower",
     "causal_mask": "mask",
+    "one_limit": "limits",
+    "not_cut": "uncut",
 }
 
 

@@ -1,4 +1,4 @@
-"""Find the length at which a server cuts texts, and cut a proof's vectors to fewer dimensions."""
+"""Find the length at which a server cuts texts, and cut vectors to fewer dimensions."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from rayembed.errors import ConfigError
-from rayembed.proof.proof import Mistake, Proof
+from rayembed.proof.proof import Mistake, Proof, ProofText
 from rayembed_extras.verification.advice import length_advice
 from rayembed_extras.verification.measure import MeasuredVectors, Target, TextsRefusedError
 
@@ -62,6 +62,36 @@ def find_cut(proof: Proof, target: Target, measured: MeasuredVectors) -> Mistake
     return Mistake(f"cut_at_{number}", what, length_advice(limit), (), proof.vectors[:0])
 
 
+def one_limit(proof: Proof, wrong: Sequence[int]) -> Mistake | None:
+    """Return the mistake of a target that reads texts of both roles to the longer of the model's
+    two limits; None if other texts have wrong vectors, too.
+
+    Args:
+        wrong: indices of the texts with another vector than they should have.
+    """
+    short, long = sorted(proof.lengths, key=lambda role: proof.lengths[role])
+    limit = proof.lengths[short]
+    texts = [proof.texts[i] for i in wrong]
+    # A token has at least one byte; of the texts that were made to a length the tokens are known.
+    beyond = all(
+        one.role == short and (one.tokens or len((one.prompt + one.text).encode())) > limit
+        for one in texts
+    )
+    shown = any((one.tokens or 0) > limit for one in texts)
+    if not (beyond and shown) or limit == proof.lengths[long]:
+        return None
+    plural = {"query": "queries", "document": "documents"}
+    what = (
+        f"one length limit in the target, where the model reads {limit} tokens of {plural[short]} "
+        f"and {proof.lengths[long]} of {plural[long]}"
+    )
+    advice = (
+        f"cut {plural[short]} to {limit} tokens before they are sent, or serve them by a server of "
+        "their own with this limit"
+    )
+    return Mistake("one_limit", what, advice, (), proof.vectors[:0])
+
+
 def _tokens(proof: Proof, chosen: int, characters: int) -> float:
     """Estimate the tokens of the beginning of a text, between texts of known length."""
     role = proof.texts[chosen].role
@@ -111,6 +141,37 @@ def narrowed(proof: Proof, width: int) -> Proof:
         mistakes=tuple(mistakes),
         tolerance=tolerances(right, mistakes),
     )
+
+
+def cutting(target: Target, width: int) -> tuple[Target, set[int]]:
+    """Return the target with its vectors cut to `width` numbers, and a set that collects the
+    widths of those that were longer. Their length (norm) stays.
+    """
+    uncut: set[int] = set()
+
+    def embed(texts: Sequence[ProofText]) -> np.ndarray:
+        found = np.asarray(target.embed(texts), np.float64)
+        if found.ndim != 2 or found.shape[1] <= width:
+            return found
+        uncut.add(found.shape[1])
+        return _rows(found[:, :width]) * np.linalg.norm(found, axis=1, keepdims=True)
+
+    return replace(target, embed=embed), uncut
+
+
+def not_cut(given: int, full: int, width: int) -> Mistake:
+    """Return the mistake of a target that gives `given` numbers where it is to cut the model's
+    `full` ones to `width`.
+    """
+    what = f"vectors of {given} numbers where {width} are right: the target did not cut them"
+    if given == full:
+        what = f"all {full} numbers of the vectors: the target did not cut them to {width}"
+    advice = (
+        f"have the server cut vectors to {width} numbers: requests ask for it by dimensions "
+        "(Cohere's schema: output_dimension), which it ignores or refuses if it is an address; or "
+        f"take the first {width} numbers after it, divided by their length"
+    )
+    return Mistake("not_cut", what, advice, (), np.empty((0, width), np.float32))
 
 
 def _rows(vectors: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 from rayembed.proof.check import LENGTH_ERROR, changed_packages
 from rayembed.proof.proof import Mistake, NumberType, Proof
 from rayembed_extras.verification.advice import advice_for
-from rayembed_extras.verification.cuts import find_cut
+from rayembed_extras.verification.cuts import find_cut, one_limit
 from rayembed_extras.verification.measure import (
     MeasuredVectors,
     Target,
@@ -132,7 +132,7 @@ def diagnose(
                 made, line = [cut], f"{cut.what}; cosine {_shown(worst)}"
         if line is None and strictest is None and not problems:
             near = np.minimum(*(one.min(0) for one in to_right))
-            line = _unknown(proof, measured, alone[0], near, proof.tolerance[allowed[-1]])
+            made, line = _unknown(proof, measured, alone[0], near, proof.tolerance[allowed[-1]])
             if worst >= min(proof.tolerance.values()):
                 line += "; int8 rounds as far: --within int8 if the server does"
         problems += [line] if line else []
@@ -300,9 +300,13 @@ def _vectors(mistake: Mistake, texts: Sequence[int]) -> np.ndarray:
 
 def _unknown(
     proof: Proof, measured: MeasuredVectors, found: np.ndarray, cosines: np.ndarray, floor: float
-) -> str:
-    """Write the verdict's sentence for vectors that no known mistake explains."""
+) -> tuple[list[Mistake], str]:
+    """Return the verdict's sentence for vectors that no stored mistake explains, after a mistake
+    that the lengths of the texts show, if any.
+    """
     wrong = [measured.texts[i] for i in np.flatnonzero(cosines < floor)]
+    if (limit := one_limit(proof, wrong)) is not None:
+        return [limit], f"{limit.what}; cosine {_shown(cosines.min())}"
     which = "all texts" if len(wrong) == len(measured.texts) else f"{len(wrong)} texts"
     about = list(dict.fromkeys(proof.texts[i].about for i in wrong if proof.texts[i].about))
     if about and len(wrong) < len(measured.texts):
@@ -315,13 +319,15 @@ def _unknown(
     most = 2 * len(near) > len(length)
     if most and max(near) < min(length[i] for i in np.flatnonzero(cosines < floor)):
         limit = max(proof.lengths.values())
-        return f"{line}; the longest texts alone: the server may cut them before {limit} tokens"
+        line += f"; the longest texts alone: the server may cut them before {limit} tokens"
+        return [], line
     compared = [_compared(proof, one, measured.texts, found) for one in _mistakes(proof)]
     alike = [one for one in compared if one and one.distance < one.right_distance / 2]
     if not alike:
-        return line
+        return [], line
     best = min(alike, key=lambda one: one.distance)
-    return f"{line}; nearest is {best.mistake.what}, cosine {_shown(1 - best.distance)} with it"
+    line += f"; nearest is {best.mistake.what}, cosine {_shown(1 - best.distance)} with it"
+    return [], line
 
 
 def _other_width(

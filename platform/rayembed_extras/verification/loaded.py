@@ -1,6 +1,6 @@
 """Open verification targets in this process: model folders, GGUF files, and objects that embed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from rayembed.assets.folder_formats import format_of
 from rayembed.assets.sentence_modules import is_own_format
+from rayembed.config.types import Role
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.loading.saved_folder import SETTINGS_FILE, read_settings
 from rayembed.proof.proof import ProofText
@@ -57,13 +58,13 @@ def _set_lengths(model: Any, folder: Path) -> None:
         model[0].query_length, model[0].document_length = lengths["query"], lengths["document"]
 
 
-def open_onnx(file: Path, *, length: int, prompts: str | None = None) -> Target:
+def open_onnx(file: Path, *, lengths: Mapping[Role, int], prompts: str | None = None) -> Target:
     """Load an ONNX file with tokenizer, prompts and pooling of its folder.
 
     A graph in rayembed's own format is loaded as its folder is.
 
     Args:
-        length: most tokens of a text, unless the folder states them.
+        lengths: most tokens of a text by role, unless the folder states others.
 
     Raises:
         ArtifactError: it cannot be loaded.
@@ -73,14 +74,14 @@ def open_onnx(file: Path, *, length: int, prompts: str | None = None) -> Target:
 
     if format_of(file.parent) is not None:
         return open_folder(file.parent, prompts=prompts)
-    return _of_sentence_transformer(load_onnx(file, length), str(file), prompts)
+    return _of_sentence_transformer(load_onnx(file, lengths), str(file), prompts)
 
 
-def open_gguf(file: Path, *, length: int, prompts: str | None = None) -> Target:
+def open_gguf(file: Path, *, lengths: Mapping[Role, int], prompts: str | None = None) -> Target:
     """Load a GGUF file with llama.cpp; prompts are sent as literal text.
 
     Args:
-        length: most tokens of a text.
+        lengths: most tokens of a text by role; llama.cpp has one limit, the larger of them.
 
     Raises:
         ArtifactError: llama.cpp cannot load it.
@@ -94,6 +95,7 @@ def open_gguf(file: Path, *, length: int, prompts: str | None = None) -> Target:
             f"the GGUF file {str(file)!r} needs llama-cpp-python, which is not installed: pip "
             "install llama-cpp-python. Or start llama-server --embedding and verify its address"
         ) from None
+    length = max(lengths.values())
     room = {"n_ctx": length, "n_batch": length, "n_ubatch": length}
     try:
         model = Llama(model_path=str(file), embedding=True, verbose=False, **room)

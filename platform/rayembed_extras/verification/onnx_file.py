@@ -1,7 +1,7 @@
 """Load an ONNX file that another tool exported, with tokenizer and later modules of its folder."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,25 @@ from sentence_transformers.base.modules import InputModule
 
 from rayembed.assets.sentence_modules import foreign_modules
 from rayembed.config.table import load
+from rayembed.config.types import Role
 from rayembed.errors import ArtifactError, ConfigError
 
 _TOKENIZER = "tokenizer.json"
 _VECTORS = "sentence_embedding"
 """Output of graphs that pool by themselves, and sentence-transformers' name of a vector."""
+_TYPES = "token_type_ids"
 _POSITIONS = "position_ids"
+_INPUTS = ("input_ids", "attention_mask", _TYPES, _POSITIONS)
+"""Inputs of graphs that are made of tokens alone."""
+_NUMBERS = {
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(bool)": np.bool_,
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(double)": np.float64,
+}
+"""onnxruntime's name of an input's number type, and numpy's."""
 
 
 def home_of(file: Path) -> Path:
@@ -35,16 +48,17 @@ def home_of(file: Path) -> Path:
     )
 
 
-def load_onnx(file: Path, length: int) -> Any:
+def load_onnx(file: Path, lengths: Mapping[Role, int]) -> Any:
     """Load an ONNX file as a `SentenceTransformer`, with the modules that follow in its folder's
     `modules.json`.
 
     Args:
-        length: maximum tokens of a text, unless sentence_bert_config.json states it.
+        lengths: maximum tokens of a text by role, the longest of which sentence_bert_config.json
+            states; another number there is that of both roles.
 
     Raises:
-        ArtifactError: the graph or a module cannot be loaded, or the graph pools nothing and no
-            pooling is named.
+        ArtifactError: the graph or a module cannot be loaded, the graph needs other inputs than
+            tokens give, or it pools nothing and no pooling is named.
         ConfigError: onnxruntime is not installed.
     """
     home = home_of(file)
@@ -53,7 +67,9 @@ def load_onnx(file: Path, length: int) -> Any:
             f"the modules {foreign} of {str(home)!r} are code that it brings itself"
         )
     stated = _read(home / "sentence_bert_config.json").get("max_seq_length")
-    graph = _OnnxModule(file, home, int(stated or length))
+    if stated and int(stated) != max(lengths.values()):
+        lengths = {"query": int(stated), "document": int(stated)}
+    graph = _OnnxModule(file, home, lengths)
     behind = [one for one in _modules(home) if not (graph.pools and _pools(one))]
     if not graph.pools and not any(map(_pools, behind)):
         raise ArtifactError(
@@ -96,7 +112,7 @@ def _read(path: Path) -> dict[str, Any]:
 class _OnnxModule(InputModule):  # type: ignore[misc] # the base class is not typed
     """Module of sentence-transformers that tokenises texts and runs a graph of onnxruntime."""
 
-    def __init__(self, file: Path, home: Path, length: int) -> None:
+    def __init__(self, file: Path, home: Path, lengths: Mapping[Role, int]) -> None:
         super().__init__()
         from transformers import AutoTokenizer
 
@@ -115,18 +131,35 @@ class _OnnxModule(InputModule):  # type: ignore[misc] # the base class is not ty
         except Exception as error:
             # onnxruntime's errors have no common class.
             raise ArtifactError(f"cannot load the graph {str(file)!r}: {error}") from error
-        self.max_seq_length = length
-        self._inputs = [one.name for one in self._session.get_inputs()]
+        self._lengths = lengths
+        self._inputs = {one.name: one.type for one in self._session.get_inputs()}
+        unknown = [
+            f"{name} ({kind})"
+            for name, kind in self._inputs.items()
+            if name not in _INPUTS or kind not in _NUMBERS
+        ]
+        if unknown:
+            raise ArtifactError(
+                f"the graph {str(file)!r} has the inputs {', '.join(unknown)}, which the tokens of "
+                f"a text do not give; allowed: {', '.join(_INPUTS)}, as integers, floats or "
+                "booleans. Export the model again without them, or serve it and verify its address"
+            )
         outputs = {one.name: one for one in self._session.get_outputs()}
         self._output = _VECTORS if _VECTORS in outputs else next(iter(outputs))
         self.pools = len(outputs[self._output].shape) == 2
 
+    @property
+    def max_seq_length(self) -> int:
+        """Maximum tokens of a text in any role."""
+        return max(self._lengths.values())
+
     def preprocess(
-        self, inputs: Sequence[str], prompt: str | None = None, **_: Any
+        self, inputs: Sequence[str], prompt: str | None = None, task: str | None = None, **_: Any
     ) -> dict[str, Any]:
-        """Tokenise texts after their prompt."""
+        """Tokenise texts after their prompt, cut to the maximum length of their role (`task`)."""
         given = [(prompt or "") + text for text in inputs]
-        options: dict[str, Any] = {"truncation": True, "max_length": self.max_seq_length}
+        length = self._lengths["query" if task == "query" else "document"]
+        options: dict[str, Any] = {"truncation": True, "max_length": length}
         made = self.tokenizer(given, padding=True, return_tensors="pt", **options)
         features = dict(made)
         if prompt:
@@ -138,8 +171,8 @@ class _OnnxModule(InputModule):  # type: ignore[misc] # the base class is not ty
         """Run the graph; add its vectors of tokens or of texts to the features."""
         mask = features["attention_mask"]
         given = {**features, _POSITIONS: (mask.cumsum(1) - 1).clamp(min=0)}
-        given.setdefault("token_type_ids", torch.zeros_like(mask))
-        fed = {name: np.asarray(given[name], np.int64) for name in self._inputs}
+        given.setdefault(_TYPES, torch.zeros_like(mask))
+        fed = {name: np.asarray(given[name], _NUMBERS[kind]) for name, kind in self._inputs.items()}
         made = torch.from_numpy(self._session.run([self._output], fed)[0]).float()
         features[_VECTORS if self.pools else "token_embeddings"] = made
         return features

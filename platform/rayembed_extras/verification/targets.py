@@ -9,9 +9,10 @@ from typing import Any
 
 from rayembed.api.calls import check_addresses, reference_of
 from rayembed.errors import ConfigError
-from rayembed.proof.proof import NumberType, Proof, read_proof
+from rayembed.proof.proof import Mistake, NumberType, Proof, read_proof
 from rayembed.registry.registered_model import SCHEME, find_folder
-from rayembed_extras.verification.cuts import narrowed
+from rayembed_extras.verification.advice import advice_for
+from rayembed_extras.verification.cuts import cutting, narrowed, not_cut
 from rayembed_extras.verification.diagnose import Diagnosis, diagnose
 from rayembed_extras.verification.loaded import open_folder, open_gguf, open_object, open_onnx
 from rayembed_extras.verification.measure import Target, measure
@@ -58,11 +59,36 @@ def verify_target(
         if _is_address(target):
             server["dimensions"] = dimensions
     opened = open_target(target, given, prompts=prompts, tracking_uri=tracking_uri, **server)
+    uncut: set[int] = set()
+    if dimensions is not None:
+        opened, uncut = cutting(opened, dimensions)
     found = diagnose(given, opened, measure(opened, given.texts, repeat), within=within)
-    if dimensions is None or dimensions in trained:
+    if dimensions is None:
+        return found
+    if uncut:
+        made = not_cut(max(uncut), trained[0], dimensions)
+        found = _with_mistake(found, made, advice_for(given, [made], opened.software), max(uncut))
+    if dimensions in trained:
         return found
     note = f"the model is trained for vectors of {trained} numbers, none of them {dimensions}"
     return replace(found, notes=(*found.notes, note))
+
+
+def _with_mistake(
+    found: Diagnosis, made: Mistake, advice: tuple[str, ...], width: int
+) -> Diagnosis:
+    """Return the diagnosis of vectors that were cut here, with the mistake that they were not cut
+    before, and their width.
+    """
+    also = "cut, they are the same vectors" if found.same else f"also: {found.line}"
+    return replace(
+        found,
+        same=False,
+        line=f"{made.what}; {also}",
+        mistakes=(made.name, *found.mistakes),
+        advice=(*advice, *found.advice),
+        figures={**(found.figures or {}), "dimensions": width},
+    )
 
 
 def open_target(
@@ -91,14 +117,13 @@ def open_target(
             f"{', '.join(given)} applies only to the address of a server (http://…), but "
             f"{target!r} is not one"
         )
-    length = max(proof.lengths.values())
     if _is_file(target):
         from rayembed.assets.resolver import resolve
 
         opener = open_gguf if _is_file(target, ".gguf") else open_onnx
-        return opener(resolve(target), length=length, prompts=prompts)
+        return opener(resolve(target), lengths=proof.lengths, prompts=prompts)
     if (file := _onnx_file_in(Path(target))) is not None:
-        return open_onnx(file, length=length, prompts=prompts)
+        return open_onnx(file, lengths=proof.lengths, prompts=prompts)
     return open_folder(_folder(target, tracking_uri), prompts=prompts)
 
 
@@ -148,7 +173,9 @@ def _is_address(target: Any) -> bool:
 
 
 def _is_file(target: str, *endings: str) -> bool:
-    return target.partition("@")[0].lower().endswith(endings or (".gguf", ".onnx"))
+    """Whether a target is a file by its ending; a hub reference may have its revision behind it."""
+    names = [target, target.partition("@")[0] if target.startswith("hf://") else target]
+    return any(name.lower().endswith(endings or (".gguf", ".onnx")) for name in names)
 
 
 def _onnx_file_in(folder: Path) -> Path | None:
