@@ -10,6 +10,8 @@ import architecture_contract as contract
 import numpy as np
 import pytest
 import torch
+from proved_models import save_proved
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from tiny_folders import save_tiny, tiny_parts, tiny_settings
 
@@ -174,8 +176,37 @@ def test_the_code_of_the_card_knows_different_lengths(tmp_path):
         exec(code_of_card(tmp_path / "model", "biencoder"), {})
 
 
-def test_the_code_of_the_card_asks_a_server(folders, monkeypatch):
-    model = load_model(folders / "nvembed")
+def tightened(folder, proof):
+    """The proof with a tolerance of float32 that bfloat16 exceeds even in a tiny model."""
+    proof = replace(proof, tolerance={**proof.tolerance, "float32": 0.999_995})
+    proof.write(folder)
+    return proof
+
+
+def test_the_code_of_the_card_loads_bfloat16_weights_in_float32(tmp_path):
+    folder = save_proved(tmp_path / "model", "last")
+    weights = {
+        name: one.bfloat16() for name, one in load_file(folder / "model.safetensors").items()
+    }
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    path = folder / "config.json"
+    settings = json.loads(path.read_text())
+    settings.pop("torch_dtype", None)
+    path.write_text(json.dumps(settings | {"dtype": "bfloat16"}))
+    proof = tightened(folder, write_proof(folder))
+    plain = SentenceTransformer(str(folder), device="cpu")
+    assert plain.dtype == torch.bfloat16
+    found = plain.encode([one.prompt + one.text for one in proof.texts[:16]], prompt="")
+    cosines = (found * proof.vectors[:16]).sum(1) / np.linalg.norm(found, axis=1)
+    assert cosines.min() < proof.tolerance["float32"]
+    exec(code_of_card(folder, "biencoder"), {})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_code_of_the_card_asks_a_server(dtype, folders, tmp_path, monkeypatch):
+    folder = copied(folders / "nvembed", tmp_path / "model")
+    tightened(folder, read_proof(folder))
+    model = load_model(folder, dtype=dtype)
 
     def answer(request):
         asked = json.loads(request.data)
@@ -186,7 +217,7 @@ def test_the_code_of_the_card_asks_a_server(folders, monkeypatch):
         return io.BytesIO(json.dumps({"data": [{"embedding": vector.tolist()}]}).encode())
 
     monkeypatch.setattr("urllib.request.urlopen", answer)
-    exec(code_of_card(folders / "nvembed", "nvembed"), {})
+    exec(code_of_card(folder, "nvembed"), {})
 
 
 def test_a_tolerance_is_three_times_the_models_own_rounding_and_never_below_0_9():
