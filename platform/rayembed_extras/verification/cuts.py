@@ -154,7 +154,8 @@ def cutting(target: Target, width: int) -> tuple[Target, set[int]]:
         if found.ndim != 2 or found.shape[1] <= width:
             return found
         uncut.add(found.shape[1])
-        return _rows(found[:, :width]) * np.linalg.norm(found, axis=1, keepdims=True)
+        cut: np.ndarray = _rows(found[:, :width]) * np.linalg.norm(found, axis=1, keepdims=True)
+        return cut
 
     return replace(target, embed=embed), uncut
 

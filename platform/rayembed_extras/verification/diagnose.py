@@ -305,8 +305,8 @@ def _unknown(
     that the lengths of the texts show, if any.
     """
     wrong = [measured.texts[i] for i in np.flatnonzero(cosines < floor)]
-    if (limit := one_limit(proof, wrong)) is not None:
-        return [limit], f"{limit.what}; cosine {_shown(cosines.min())}"
+    if (made := one_limit(proof, wrong)) is not None:
+        return [made], f"{made.what}; cosine {_shown(cosines.min())}"
     which = "all texts" if len(wrong) == len(measured.texts) else f"{len(wrong)} texts"
     about = list(dict.fromkeys(proof.texts[i].about for i in wrong if proof.texts[i].about))
     if about and len(wrong) < len(measured.texts):

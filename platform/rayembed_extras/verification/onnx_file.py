@@ -172,7 +172,9 @@ class _OnnxModule(InputModule):  # type: ignore[misc] # the base class is not ty
         mask = features["attention_mask"]
         given = {**features, _POSITIONS: (mask.cumsum(1) - 1).clamp(min=0)}
         given.setdefault(_TYPES, torch.zeros_like(mask))
-        fed = {name: np.asarray(given[name], _NUMBERS[kind]) for name, kind in self._inputs.items()}
+        fed: dict[str, Any] = {
+            name: np.asarray(given[name], _NUMBERS[kind]) for name, kind in self._inputs.items()
+        }
         made = torch.from_numpy(self._session.run([self._output], fed)[0]).float()
         features[_VECTORS if self.pools else "token_embeddings"] = made
         return features
