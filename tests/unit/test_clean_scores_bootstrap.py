@@ -41,5 +41,6 @@ def test_too_few_clean_items_have_no_score():
     assert clean_score([pairs], [np.array([True, True, False])]) is None
     clean = np.arange(40) < 5
     assert clean_score([np.arange(40) / 40], [clean]) is None
-    assert clean_score([np.arange(40) / 40] * 100, [np.arange(40) == 3] * 100) is None
+    pairs = ScoredPairs(as_text(range(40)), as_text(range(40)), spearman)
+    assert clean_score([pairs] * 2, [np.arange(40) < 39, np.arange(40) == 3]) is None
     assert clean_score([np.arange(40) / 40], [np.arange(40) < 6]).interval is not None

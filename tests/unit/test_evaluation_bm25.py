@@ -146,7 +146,7 @@ BESIDE = {
     "dotted capital": ("İstanbul", ["istanbul"]),
     "its lower case": ("i\u0307stanbul", ["istanbul"]),
     "capital that is composed in lower case only": ("J\u030carl", ["ǰarl"]),
-    "final sigma": ("ΟΣ.Α", ["οσ"]),
+    "final sigma": ("ΟΣ.ΑΣ", ["οσ", "ασ"]),
     "other accent": ("άλφα", ["άλφα"]),
     "marks beyond the first plane": ("𑄃𑄧𑄁", ["𑄃𑄧𑄁"]),
 }

@@ -48,3 +48,28 @@ def test_models_are_drawn_with_the_wanted_difference_and_the_measured_correlatio
     assert np.mean(ours - theirs) == pytest.approx(0.02, abs=0.002)
     assert np.std(ours - theirs) == pytest.approx(np.std(scores[0] - scores[1]), rel=0.02)
     assert np.corrcoef(ours, theirs)[0, 1] == pytest.approx(np.corrcoef(scores)[0, 1], abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("score", "count", "right"),
+    [("accuracy", 50, 0), ("average precision", 60, 10), ("Spearman", 30, 0)],
+)
+@pytest.mark.parametrize("compare", ["compared_items", "compared_part"])
+def test_equal_models_and_parts_by_chance_are_seldom_called_different(compare, score, count, right):
+    assert (score, count, right) in coverage.SIMULATED
+    compare = partial(getattr(coverage, compare), score, count, right)
+    times = 400 if score == "accuracy" else 60
+    found = coverage.share_different(compare, times)
+    assert found < 0.05 + 4 * np.sqrt(0.05 * 0.95 / times)
+
+
+def test_simulated_models_are_equally_good_and_correlate():
+    generator = np.random.default_rng(0)
+    ours, theirs = coverage.simulated("accuracy", 100_000, 0, generator)
+    assert np.mean(ours) == pytest.approx(np.mean(theirs), abs=0.005)
+    ours, theirs = coverage.simulated("average precision", 20_000, 5_000, generator)
+    every = np.ones(20_000)
+    assert ours.score(every) == pytest.approx(theirs.score(every), abs=0.01)
+    assert 0.5 < ours.score(every) < 0.95
+    values = [np.array(one.similarities.split(), float)[5_000:] for one in (ours, theirs)]
+    assert np.corrcoef(values)[0, 1] == pytest.approx(coverage.SHARED, abs=0.02)

@@ -251,9 +251,9 @@ def test_a_part_of_few_items_has_no_interval():
     assert part_difference([scores], [clean(5)]).interval is None
     assert part_difference([scores], [clean(6)]).interval is not None
     one_each = [clean(1) for _ in range(100)]
-    assert part_difference([scores] * 100, one_each).interval is None
+    assert part_difference([scores] * 100, one_each).is_noise
     whole = [clean(40)] * 99
-    assert part_difference([scores] * 100, [*whole, clean(1)]).interval is None
+    assert part_difference([mine] * 100, [*whole, clean(1)]).interval is None
     for number in (6, 8, 20):
         for items in (scores, mine, rare(40, 20, spearman)[0]):
             mask = np.concatenate([clean(number // 2, 20), clean(number // 2, 20)])
@@ -263,6 +263,17 @@ def test_a_part_of_few_items_has_no_interval():
     many = part_difference([scores] * 100, [clean(3) for _ in range(100)])
     assert np.isfinite(many.interval).all()
     assert many.interval[0] < many.mean < many.interval[1]
+
+
+def test_the_right_answers_of_a_few_seen_items_are_no_difference():
+    """All of ten seen items are right by chance in 17 of 100 draws, where 84 of 100 are."""
+    right = np.arange(50) % 50 >= 8
+    clean = np.arange(50) < 40
+    found = part_difference([right], [clean])
+    assert found.mean == pytest.approx(32 / 40 - 42 / 50)
+    assert found.is_noise
+    easier = np.arange(100) >= 40
+    assert not part_difference([easier], [np.arange(100) < 80]).is_noise, "20 of 20, 40 of 80"
 
 
 def test_few_queries_have_the_width_of_students_interval():

@@ -3,8 +3,8 @@
 An item is a query, a classified text or a pair of texts. All models have the same items, so a draw
 takes items with the outcomes of both (Efron and Tibshirani, An Introduction to the Bootstrap,
 chapters 8 and 13). Of few items percentiles of draws are too narrow: they are widened as Student's
-interval is (Hesterberg, What Teachers Should Know About the Bootstrap, 2015). Draws are the same in
-every call.
+interval is (Hesterberg, What Teachers Should Know About the Bootstrap, 2015). A part of the items
+is compared with random choices of as many. Draws are the same in every call.
 """
 
 import zlib
@@ -132,25 +132,27 @@ def mean_difference(
 
 
 def part_difference(parts: Parts, chosen: Sequence[np.ndarray]) -> PairedDifference:
-    """Mean over subsets of the score of chosen items minus the score of all items, with a bootstrap
-    interval. Both come from the same draw, since the chosen ones are among all.
+    """Mean over subsets of the score of chosen items minus the score of all items, with a 95 %
+    interval.
 
-    No interval is returned for fewer than six chosen items, one of a subset with others, or subsets
-    that most draws give no score.
+    Of means it is that of a permutation test, the difference less those of random choices of as
+    many items, which is right for any number of them (Good, Permutation Tests, chapter 3). Of pairs
+    both scores come from the same bootstrap draw. There is none for fewer than six chosen items,
+    one pair of a subset, or subsets that most draws give no score.
 
     Args:
         chosen: for each subset which of its items are chosen, at least one.
     """
     generator = np.random.default_rng(0)
-    mean, reach, number, sums, is_known = 0.0, 0.0, 0, _Draws(), True
+    mean, reach, number, sums, by_chance = 0.0, 0.0, 0, _Draws(), np.zeros(_DRAWS)
     for items, mask in zip(parts, chosen, strict=True):
         taken = np.asarray(mask, float)
         if not taken.any():
             raise ValueError(
                 "a subset has none of the items to compare, so its scores cannot be compared"
             )
-        score, every = scorer(items), np.ones(len(items))
-        apart = score(taken) - score(every)
+        score = scorer(items)
+        apart = score(taken) - score(np.ones(len(items)))
         mean += apart / len(parts)
         reach += _reach(items) / len(parts)
         there = _number(items, taken)
@@ -161,20 +163,39 @@ def part_difference(parts: Parts, chosen: Sequence[np.ndarray]) -> PairedDiffere
             draws = _spread(
                 [score(times * taken) - score(times) for times in _times(len(items), generator)]
             )
+            draws = draws if there > 1 else draws * np.nan
+            sums.add((draws - apart) / len(parts), min(there, int((1 - taken).sum())))
         else:
             values = np.asarray(items, float)
-            totals = _resampled(np.stack([values, taken, values * taken], axis=1), generator)
-            # A draw without a chosen item says nothing and is left out.
-            with np.errstate(invalid="ignore"):
-                draws = _spread(totals[:, 2] / totals[:, 1] - totals[:, 0] / len(values))
-        is_known &= there > 1 and bool(np.isfinite(draws).all())
-        sums.add((draws - apart) / len(parts), there)
+            by_chance += _of_random_choices(values, int(taken.sum()), generator) / len(parts)
     if all(np.all(mask) for mask in chosen):
         return PairedDifference(float(mean), (0.0, 0.0))
-    if not is_known or number < _FEWEST_ITEMS:
+    draws = sums.widened() - by_chance
+    if number < _FEWEST_ITEMS or not np.isfinite(draws).all():
         return PairedDifference(float(mean))
-    low, high = np.clip(mean + np.percentile(sums.widened(), _LIKELY), -reach, reach)
-    return PairedDifference(float(mean), (float(low), float(high)))
+    # A random choice that differs as much counts against the difference.
+    low = mean + np.percentile(draws, _LIKELY[0], method="lower")
+    high = mean + np.percentile(draws, _LIKELY[1], method="higher")
+    return PairedDifference(float(mean), (max(float(low), -reach), min(float(high), reach)))
+
+
+def _of_random_choices(
+    values: np.ndarray, taken: int, generator: np.random.Generator
+) -> np.ndarray:
+    """(draws,) means of random choices of `taken` values, less the mean of all."""
+    count = len(values)
+    distinct, numbers = np.unique(values, return_counts=True)
+    if len(distinct) < count / _FEW:
+        drawn = generator.multivariate_hypergeometric(numbers, taken, _DRAWS, method="marginals")
+        means: np.ndarray = drawn @ distinct / taken
+        return means - values.mean()
+    means = np.empty(_DRAWS)
+    at_once = max(1, _ENTRIES_AT_ONCE // count)
+    for start in range(0, _DRAWS, at_once):
+        size = min(at_once, _DRAWS - start)
+        shuffled = generator.permuted(np.tile(values, (size, 1)), axis=1)
+        means[start : start + size] = shuffled[:, :taken].mean(axis=1)
+    return means - values.mean()
 
 
 class _Draws:

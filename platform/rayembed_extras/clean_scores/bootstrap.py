@@ -18,8 +18,8 @@ class CleanScore:
     all: float
     clean: float
     interval: tuple[float, float] | None
-    """95 % bootstrap interval of the clean score less the score of all, whose items are drawn
-    together; None: all items are clean."""
+    """95 % interval of the clean score less the score of all (`part_difference`); None: all items
+    are clean."""
 
     @property
     def difference(self) -> float:
