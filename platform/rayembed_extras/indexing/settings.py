@@ -1,0 +1,150 @@
+"""Settings of an index: model, documents, chunks, and the store that gets the vectors."""
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from rayembed.config.data_run import TeacherPlacement
+from rayembed.config.document import Document
+from rayembed.config.settings import Settings
+from rayembed.config.sources import DEFAULT_REJECTED_SHARE, Column
+from rayembed.config.table import SettingsTable
+from rayembed.config.types import ModelReference, PlainName, Reference
+
+NumberType = Literal["float32", "float16", "int8", "bits"]
+"""Number type in which a store keeps vectors: `int8` has one code a dimension, `bits` one bit."""
+
+
+class Chunks(Settings):
+    """Settings for how a document is divided into the texts that are embedded."""
+
+    by: Literal["document", "tokens", "sentences", "headings"] = "document"
+    """`document`: one text, of which the model reads the first tokens. `tokens`: pieces of `size`
+    tokens. `sentences`: as many whole sentences as fit into `size` tokens. `headings`: one piece for
+    each section of Markdown or wiki headings, each divided by sentences where it is longer."""
+    size: PositiveInt = 256
+    """Maximum tokens of a piece, by the model's tokenizer."""
+    overlap: int = Field(default=0, ge=0)
+    """Tokens of the piece before that a piece repeats at its start; with `sentences` the whole
+    sentences that fit into them."""
+
+    @model_validator(mode="after")
+    def _pieces_advance(self) -> Self:
+        if self.overlap >= self.size:
+            raise ValueError(
+                f"overlap {self.overlap} must be below size {self.size}, or a piece would hold "
+                "nothing new"
+            )
+        return self
+
+
+class Documents(Settings):
+    """Settings of the documents to embed: files of rows, or folders of texts."""
+
+    path: Reference = Field(min_length=1)
+    """File, folder, prefix or pattern of Parquet, JSONL, CSV or TSV files, or of texts (`.txt`,
+    `.md`), on disk, `s3://`, `gs://` or `hf://`."""
+    id: Column | None = None
+    """Column with the unique id of a document. None: the column `id` or `_id` where the first file
+    has one (BEIR's layout), else the text's hash, so that equal texts become one document."""
+    text: Column = "text"
+    """Column of the text; `title+text` joins several by a space."""
+    metadata: tuple[Column, ...] = ()
+    """Columns that are stored beside the vectors, for filters and display."""
+    store_text: bool = True
+    """Whether the store also keeps the text."""
+    delimiter: str | None = None
+    """Delimiter of CSV and TSV cells; None: by the file's ending."""
+    encoding: str | None = None
+    """Encoding of all files but Parquet; None: UTF-8."""
+    max_rejected_share: float = Field(default=DEFAULT_REJECTED_SHARE, ge=0.0, le=1.0)
+    """Share of rows without a usable document above which the job is refused."""
+    chunks: Chunks = Chunks()
+
+
+class EmbeddingModel(Settings):
+    """Settings of the model that embeds the documents."""
+
+    reference: ModelReference = Field(min_length=1)
+    """Folder, `models:/name@alias`, `hf://…`, `s3://…` or a short name. The index stores which
+    version an alias named."""
+    instruction: str | None = None
+    """Task definition before each document; None: the model's own for documents; empty: none."""
+    dimensions: PositiveInt | None = None
+    """First dimensions to keep, one of those the model was trained for (Matryoshka); None: all."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number type of the model's computation; `auto`: bfloat16 where the hardware computes it fast,
+    for documents and, as the index stores it, also for queries."""
+    tokens_per_batch: PositiveInt | None = None
+    """Maximum padded tokens of a forward pass; None: by hardware."""
+
+
+class StoreSettings(Settings):
+    """Base class for the settings of a vector store, the members of `STORES`."""
+
+    if TYPE_CHECKING:
+        kind: str
+        """Name in the table."""
+
+    number_types: ClassVar[tuple[NumberType, ...]] = ("float32",)
+    """Number types that the store can keep."""
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Modules of the store's client, which the extra `indexes` installs."""
+    number_type: NumberType = "float32"
+    """Number type of the stored vectors."""
+    index: dict[str, Any] = {}
+    """Settings of the store's own approximate index, passed on as they are; empty: the store's
+    defaults or exact search, as its page says."""
+
+    @model_validator(mode="after")
+    def _keeps_the_type(self) -> Self:
+        if self.number_type not in self.number_types:
+            raise ValueError(
+                f"the store {self.kind} keeps {', '.join(self.number_types)}, not "
+                f"{self.number_type}; choose one of them"
+            )
+        return self
+
+    def open(self) -> Any:
+        """Connect to the store and return a `store.Store`; loads the client's packages.
+
+        Raises:
+            ConfigError: the packages are missing, an address or a password is wrong.
+            StorageError: the store does not answer.
+        """
+        raise TypeError(f"{type(self).__name__} does not implement open")
+
+
+STORES = SettingsTable(
+    "rayembed.stores",
+    StoreSettings,
+    (
+        "rayembed_extras.indexing.stores.parquet:ParquetStore",
+        "rayembed_extras.indexing.stores.lance:LanceStore",
+        "rayembed_extras.indexing.stores.pgvector:PgvectorStore",
+        "rayembed_extras.indexing.stores.qdrant:QdrantStore",
+        "rayembed_extras.indexing.stores.faiss_file:FaissStore",
+    ),
+    default="parquet",
+)
+"""Vector stores by kind; other packages add theirs by entry points."""
+
+AnyStore = STORES.union()
+
+
+class IndexRun(Document):
+    """Settings of an index: a model embeds documents into a store."""
+
+    name: PlainName
+    """Name of the index: of its folder below `placement.storage_path`/indexes, and of the alias,
+    view or file by which the store's clients find the current table."""
+    model: EmbeddingModel
+    documents: Documents
+    store: AnyStore = {"kind": "parquet"}  # type: ignore[valid-type]
+    tracking_uri: Reference | None = None
+    """MLflow's address for `models:/…` and for the registration of the index; None: the SQLite file
+    in `placement.storage_path`."""
+    rows_per_part: PositiveInt = 16_384
+    """Documents that are embedded and written together: the unit of work after which a killed job
+    goes on, and what a process holds in memory."""
+    placement: TeacherPlacement = TeacherPlacement()

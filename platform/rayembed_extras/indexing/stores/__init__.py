@@ -1,0 +1,1 @@
+"""Vector stores, one module for each kind: its settings and its client."""
