@@ -1,1 +1,1 @@
-"""Indexes: embed a corpus into a vector store, keep it current, and measure what the store returns."""
+"""Embed a corpus into a vector store, keep it current, and measure what the store returns."""

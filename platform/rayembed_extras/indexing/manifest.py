@@ -46,14 +46,14 @@ class TableRecord(Settings):
     made_by: MadeBy
     documents: dict[str, Any]
     """Settings of the documents and chunks."""
-    metadata: dict[str, str] = {}
+    metadata: dict[str, str] = Field(default_factory=dict)
     """Metadata column → Arrow type."""
     parts: int
     """Number of parts into which ids are divided by hash; the same for all updates."""
     complete: bool = False
     rows: int = 0
     documents_read: int = 0
-    counts: dict[str, Any] = {}
+    counts: dict[str, Any] = Field(default_factory=dict)
     """Counts of the last job: in, written, unchanged, deleted, rejected by reason, tokens, seconds.
     """
     updated: str = ""

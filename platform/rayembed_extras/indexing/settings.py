@@ -20,8 +20,8 @@ class Chunks(Settings):
 
     by: Literal["document", "tokens", "sentences", "headings"] = "document"
     """`document`: one text, of which the model reads the first tokens. `tokens`: pieces of `size`
-    tokens. `sentences`: as many whole sentences as fit into `size` tokens. `headings`: one piece for
-    each section of Markdown or wiki headings, each divided by sentences where it is longer."""
+    tokens. `sentences`: as many whole sentences as fit into `size` tokens. `headings`: one piece
+    for each section of Markdown or wiki headings, divided by sentences where it is longer."""
     size: PositiveInt = 256
     """Maximum tokens of a piece, by the model's tokenizer."""
     overlap: int = Field(default=0, ge=0)
@@ -92,7 +92,7 @@ class StoreSettings(Settings):
     """Modules of the store's client, which the extra `indexes` installs."""
     number_type: NumberType = "float32"
     """Number type of the stored vectors."""
-    index: dict[str, Any] = {}
+    index: dict[str, Any] = Field(default_factory=dict)
     """Settings of the store's own approximate index, passed on as they are; empty: the store's
     defaults or exact search, as its page says."""
 
@@ -140,7 +140,7 @@ class IndexRun(Document):
     view or file by which the store's clients find the current table."""
     model: EmbeddingModel
     documents: Documents
-    store: AnyStore = {"kind": "parquet"}  # type: ignore[valid-type]
+    store: AnyStore = Field(default={"kind": "parquet"})  # type: ignore[valid-type]
     tracking_uri: Reference | None = None
     """MLflow's address for `models:/…` and for the registration of the index; None: the SQLite file
     in `placement.storage_path`."""

@@ -140,7 +140,7 @@ class Store(Protocol):
         ...
 
     def drop(self, table: str) -> None:
-        """Remove a table; does nothing if it is gone. The table that a name refers to is refused."""
+        """Remove a table; does nothing if it is gone. Refuses the table that a name refers to."""
         ...
 
     def close(self) -> None:
