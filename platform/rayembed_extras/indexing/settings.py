@@ -59,6 +59,9 @@ class Documents(Settings):
     """Encoding of all files but Parquet; None: UTF-8."""
     max_rejected_share: float = Field(default=DEFAULT_REJECTED_SHARE, ge=0.0, le=1.0)
     """Share of rows without a usable document above which the job is refused."""
+    max_deleted_share: float = Field(default=0.5, ge=0.0, le=1.0)
+    """Share of the index's documents above which an update that would delete them is refused: the
+    files are all documents, not the new ones alone."""
     chunks: Chunks = Chunks()
 
 

@@ -168,7 +168,7 @@ class _Done:
     """Results of a task so far, and the status line about its progress."""
 
     def __init__(self, what: str, of: int) -> None:
-        self._what, self._of, self._rows = what, of, 0
+        self._what, self._of, self._rows, self._tokens = what, of, 0, 0
         self._created = self._began = time.monotonic()
         self._begun = self._begun_first = 0.0
         self._few = _FewExamples()
@@ -181,6 +181,7 @@ class _Done:
         self.results.append(self._few.of(result))
         self._begun = max(self._begun - 1, 0.0)
         self._rows += int(result.get("rows_in", 0))
+        self._tokens += int(result.get("tokens", 0))
 
     def note(self, begun: float) -> None:
         """Receive the progress of the running items, as a (fractional) number of items."""
@@ -200,6 +201,8 @@ class _Done:
             parts[0] += f" ({100 * share:.0f} %)"
         if self._rows:
             parts.append(f"{self._rows:,} rows, {self._rows / max(seconds, 1e-9):,.0f} rows/s")
+        if self._tokens:
+            parts.append(f"{self._tokens / max(seconds, 1e-9):,.0f} tokens/s")
         if since > 0 and done < self._of:
             parts.append(f"{duration(seconds / since * (1 - share))} left")
         elif done:

@@ -55,6 +55,7 @@ def encode(
     allow_empty: bool = False,
     context: Tensor | None = None,
     finite: bool = False,
+    count_tokens: Callable[[int], None] | None = None,
 ) -> np.ndarray:
     """Embed texts to (N, D) float32 unit vectors in the order of the texts; a single text gives
     (D,).
@@ -73,6 +74,7 @@ def encode(
         context: what `encode_context` gives for documents of the corpus; None: the corpus that the
             model has, if it uses one at all.
         finite: stop at the first texts whose vectors are not of length 1.
+        count_tokens: called with the number of tokens of the next texts.
 
     Raises:
         ArtifactError: there are such, where `finite` is asked for.
@@ -108,6 +110,8 @@ def encode(
     parts = [distinct[start : start + size] for start in range(0, len(distinct), size)]
     with closing(ahead(tokenized, parts, 1)) as coming:
         for tokens in coming:
+            if count_tokens is not None:
+                count_tokens(sum(map(cost, tokens)))
             vectors[done : done + len(tokens)] = encode_tokens(
                 model,
                 tokens,

@@ -1,0 +1,635 @@
+"""Embed a corpus into a store, or bring an index up to date; a job that was killed goes on.
+
+    indexes/<name>/index.json                      the record, see `manifest`
+                   <table>/ledger/                 rows that the store has, see `ledger`
+                           golden/                 vectors for checks of a model without a proof
+                           working/<fingerprint>/  files of the job at work; removed at its end
+
+Documents are read and sent to parts by the hash of their ids, each part is compared with its
+ledger, and what is new or changed is embedded and written. Each step may be repeated.
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from rayembed.assets.json_files import read_json
+from rayembed.assets.storage import exists, join, list_files, open_storage, remove_folder
+from rayembed.config.data_run import DataRun
+from rayembed.config.document import fingerprint
+from rayembed.data.engine.artifacts import PipelineContext
+from rayembed.data.engine.exchange import exchange
+from rayembed.data.engine.parts import remedy
+from rayembed.data.engine.work_items import Execute, Needs, Result, Task, run_resumable, run_tasks
+from rayembed.data.sources.files import FilePiece
+from rayembed.display.progress import enter, overview
+from rayembed.errors import ArtifactError, ConfigError, DataError, require_packages
+from rayembed.models.loading.files import weights_fingerprint
+from rayembed.models.loading.load import check_loadable, saved_widths, tokenizer_of
+from rayembed.models.versions import VECTORS
+from rayembed.pipeline.run.runtime import Runtime, runtime_of
+from rayembed.pipeline.storage import placed
+from rayembed.registry.registered_model import SCHEME, find_folder, pinned_reference
+from rayembed.registry.tracking_uri import resolve_tracking_uri
+from rayembed_extras.indexing import documents as reading
+from rayembed_extras.indexing.chunks import check_size
+from rayembed_extras.indexing.documents import (
+    DUPLICATE,
+    Columns,
+    DocumentPiece,
+    ReadDocuments,
+    RowsFile,
+    SendRows,
+    TokenizerPlace,
+    accept,
+    document_pieces,
+    kept_settings,
+    metadata_types,
+    settled_columns,
+)
+from rayembed_extras.indexing.embed import AFTER, BEFORE, ModelCheck, ModelSpec, load
+from rayembed_extras.indexing.layout import arrow_types, layout_of, scale_of
+from rayembed_extras.indexing.ledger import doubted, read_ledger, write_ledger
+from rayembed_extras.indexing.lock import locked_index
+from rayembed_extras.indexing.manifest import (
+    MadeBy,
+    Manifest,
+    TableRecord,
+    changed_table,
+    folder_of,
+    read_manifest,
+    write_manifest,
+)
+from rayembed_extras.indexing.parts import (
+    ComparePart,
+    EmbedPart,
+    Part,
+    PartFiles,
+    settings_of_store,
+    settle,
+)
+from rayembed_extras.indexing.places import address_setting
+from rayembed_extras.indexing.settings import IndexRun, StoreSettings
+from rayembed_extras.indexing.store import Layout, Store
+
+logger = logging.getLogger(__name__)
+
+CHECK, READ, COMPARE, EMBED, FINISH = "checks", "documents", "differences", "vectors", "store"
+"""Phases of a job."""
+
+FOLDER_KINDS = ("parquet", "lance", "faiss")
+"""Kinds of stores whose place is a folder, by default the index's own."""
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """Result of a job: the index's table and what was done."""
+
+    name: str
+    manifest: Manifest
+    storage: str
+    store: StoreSettings
+
+    @property
+    def table(self) -> str:
+        """Table that the index's name refers to."""
+        return str(self.manifest.current)
+
+    @property
+    def record(self) -> TableRecord:
+        """Record of the table."""
+        return self.manifest.tables[self.table]
+
+    @property
+    def counts(self) -> Mapping[str, Any]:
+        """Counts of the job: `in`, `new`, `changed`, `unchanged`, `deleted`, `rejected`, `texts`,
+        `tokens`, `seconds`.
+        """
+        return self.record.counts
+
+    def open(self) -> Any:
+        """Connect to the store, a `store.Store`."""
+        return self.store.open()
+
+    def __repr__(self) -> str:
+        written = self.counts["new"] + self.counts["changed"]
+        return (
+            f"Indexed({self.name!r}, {self.record.rows:,} rows in {self.store.kind}, "
+            f"{written:,} documents written, {self.counts['deleted']:,} deleted)"
+        )
+
+
+def build_index(run: IndexRun, *, update: bool = False) -> Indexed:
+    """Build an index, or bring it up to date; return its record and counts.
+
+    Everything that a user can get wrong is checked before a worker starts.
+
+    Args:
+        update: compare with what the index has; without it a complete index is refused.
+
+    Raises:
+        RayembedError: what is wrong and what to do.
+    """
+    began = time.monotonic()
+    run = settled_run(run)
+    require_packages(f"the store {run.store.kind}", "indexes", *run.store.packages)
+    storage = run.placement.storage_path
+    with locked_index(storage, run.name):
+        manifest = read_manifest(storage, run.name)
+        job = _Job.of(run, manifest, update=update)
+        try:
+            with overview([CHECK, READ, COMPARE, EMBED, FINISH]):
+                manifest = job.work(began)
+        finally:
+            load.cache_clear()  # the model that this process has loaded
+            job.store.close()
+        return Indexed(run.name, manifest, storage, run.store)
+
+
+def settled_run(run: IndexRun) -> IndexRun:
+    """Return the settings with an absolute storage path and the store's default folder."""
+    run = placed(run)
+    if "://" not in run.documents.path:
+        path = str(Path(run.documents.path).expanduser().absolute())
+        documents = run.documents.model_copy(update={"path": path})
+        run = run.model_copy(update={"documents": documents})
+    store = run.store
+    setting = address_setting(type(store))
+    if setting is None or store.kind not in FOLDER_KINDS:
+        return run
+    place = getattr(store, setting)
+    if place is None:
+        place = join(folder_of(run.placement.storage_path, run.name), "store")
+    elif "://" not in place:
+        place = str(Path(place).expanduser().absolute())
+    return run.model_copy(update={"store": store.model_copy(update={setting: place})})
+
+
+def tracking_uri_of(run: IndexRun) -> str | None:
+    """MLflow's address, where the model is a registered one; None: it is not."""
+    if not run.model.reference.startswith(SCHEME):
+        return run.tracking_uri
+    return resolve_tracking_uri(run.tracking_uri, run.placement.storage_path, make_folder=False)
+
+
+@dataclass
+class _Job:
+    """A job on one table of an index, whose settings have been checked."""
+
+    run: IndexRun
+    manifest: Manifest
+    table: str
+    record: TableRecord | None
+    """Record of the table; None: no job has begun to write it."""
+    pieces: Sequence[FilePiece]
+    columns: Columns
+    reference: str
+    folder: Path
+    tracking_uri: str | None
+    weights: str
+    dimensions: int
+    store: Store
+    rows: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+    earlier: list[Result] = field(default_factory=list)
+    """Results of parts that earlier tries of this job have finished."""
+
+    @classmethod
+    def of(cls, run: IndexRun, manifest: Manifest | None, *, update: bool) -> "_Job":
+        """Check the settings against files, model, store and record.
+
+        Raises:
+            RayembedError: what is wrong and what to do.
+        """
+        _check_wanted(run, manifest, update=update)
+        known = manifest or Manifest(name=run.name, store=kept_store(run.store))
+        table = known.current or f"{run.name}_1"
+        record = known.tables.get(table)
+        uri = tracking_uri_of(run)
+        reference = pinned_reference(run.model.reference, uri)
+        folder = find_folder(reference, uri)
+        check_loadable(folder)
+        widths = saved_widths(folder)
+        if run.model.dimensions not in (None, *widths):
+            raise ConfigError(
+                f"model.dimensions={run.model.dimensions}: the vectors of "
+                f"{run.model.reference!r} may be cut to {', '.join(map(str, widths))}"
+            )
+        documents = run.documents
+        if record is not None and documents.id is None:
+            documents = reading.replace_id(documents, record.documents.get("id"))
+        pieces = document_pieces(documents)
+        columns = settled_columns(documents, pieces)
+        job = cls(
+            run,
+            known,
+            table,
+            record,
+            pieces,
+            columns,
+            reference,
+            folder,
+            uri,
+            weights_fingerprint(folder),
+            run.model.dimensions or widths[0],
+            cast(Store, run.store.open()),
+        )
+        job.check()
+        return job
+
+    def check(self) -> None:
+        """Raise where the record, the model or the store does not take what is asked."""
+        if self.record is not None:
+            check_same(self, self.record)
+        documents = self.run.documents
+        if documents.chunks.by != "document":
+            tokenizer = tokenizer_of(self.folder)
+            prompt = tokenizer.prompt(self.run.model.instruction or "", "document")
+            check_size(documents.chunks, tokenizer, prompt)
+        types: Mapping[str, str] = {} if self.record is None else self.record.metadata
+        self.store.check(self._layout(types), self.run.name)
+        if self.record is None and self.table in self.store.tables(self.run.name):
+            raise ConfigError(
+                f"the store has a table {self.table!r} that no record in "
+                f"{folder_of(self.run.placement.storage_path, self.run.name)!r} names: another "
+                "index uses it. Give this one another --name, or another place (--to)"
+            )
+
+    def _layout(self, types: Mapping[str, str]) -> Layout:
+        number_type = self.run.store.number_type
+        return Layout(
+            self.dimensions,
+            number_type,
+            arrow_types(types),
+            self.run.documents.store_text,
+            scale_of(self.dimensions, number_type),
+        )
+
+    def work(self, began: float) -> Manifest:
+        """Do the job, and return the record of the index."""
+        runtime = runtime_of(self.run.placement)
+        runtime.start()
+        context = context_of(self.run, runtime)
+        model = self._model(context)
+        check = EmbedPart(_NO_FILES, model, self._layout({}), self.table, None)
+        run_tasks(
+            "check of the model", check, [ModelCheck(BEFORE)], context.execute, "gpu or machine"
+        )
+        enter(READ)
+        working = self._working()
+        record, files = self._read(context, model, working)
+        enter(COMPARE)
+        items = [Part(number) for number in range(record.parts)]
+        compared = run_resumable(
+            join(working, "differences"),
+            f"differences {self.run.name}",
+            ComparePart(files),
+            items,
+            context.execute,
+        )
+        self._accept_deletions(record, compared)
+        enter(EMBED)
+        self.store.create(self.table, layout_of(record))
+        embedding = time.monotonic()
+        results = self._embed(context, model, record, files, compared)
+        seconds = time.monotonic() - embedding
+        enter(FINISH)
+        self.store.finish(self.table, layout_of(record))
+        self.store.point(self.run.name, self.table)
+        counts = self._counts(compared, results, seconds, time.monotonic() - began)
+        self._remember(record, compared, counts)
+        remove_folder(join(self._folder, "working"))
+        return self.manifest
+
+    @property
+    def _folder(self) -> str:
+        return join(folder_of(self.run.placement.storage_path, self.run.name), self.table)
+
+    def _model(self, context: PipelineContext) -> ModelSpec:
+        """Return what all processes load, with the number type of the record where there is one."""
+        settings = self.run.model
+        if self.record is not None and settings.dtype == "auto":
+            settings = settings.model_copy(update={"dtype": self.record.made_by.dtype})
+        dtype = context.teacher_loader.settled(settings).dtype
+        if self.record is not None and dtype != self.record.made_by.dtype:
+            raise ConfigError(
+                f"model.dtype={dtype}, but the index {self.run.name!r} was computed in "
+                f"{self.record.made_by.dtype}; leave model.dtype out"
+            )
+        return ModelSpec(
+            self.reference,
+            self.weights,
+            self.tracking_uri,
+            settings.instruction,
+            self.dimensions,
+            dtype,
+            settings.tokens_per_batch,
+            join(self._folder, "golden"),
+        )
+
+    def _working(self) -> str:
+        """Return the folder of this job's files, and remove those of jobs on other documents.
+
+        Those would otherwise count parts as done that this job changes.
+        """
+        record = self.record
+        inputs = [
+            reading.CODE_VERSION,
+            VECTORS,
+            [piece.key for piece in self.pieces],
+            kept_settings(self.run.documents, self.columns),
+            self.weights,
+            self.dimensions,
+            self.run.model.instruction,
+            self.run.store.model_dump(mode="json"),
+            "" if record is None else record.updated,
+        ]
+        root = join(self._folder, "working")
+        name = fingerprint(inputs)
+        for other in _folders_in(root):
+            if other != name:
+                logger.info("files of an unfinished job on other documents are removed: %s", other)
+                remove_folder(join(root, other))
+        return join(root, name)
+
+    def _read(
+        self, context: PipelineContext, model: ModelSpec, working: str
+    ) -> tuple[TableRecord, PartFiles]:
+        """Read all documents and send their rows to parts; write the record of a new table."""
+        documents = self.run.documents
+        folder = join(working, "documents")
+        whole = documents.chunks.by == "document"
+        tokenizer = (
+            None if whole else TokenizerPlace(self.reference, self.weights, model.tracking_uri)
+        )
+        results = run_resumable(
+            folder,
+            f"read {self.run.name}",
+            ReadDocuments(folder, self.columns, documents.chunks, tokenizer),
+            [DocumentPiece(piece) for piece in self.pieces],
+            context.execute,
+        )
+        self.rows, self.rejected = accept(documents, results)
+        known = None if self.record is None else self.record.metadata
+        types = metadata_types(self.columns, results, known)
+        if self.record is not None:
+            types = self.record.metadata
+            record = self.record
+        else:
+            rows = sum(result["rows_out"] for result in results)
+            record = TableRecord(
+                table=self.table,
+                made_by=self._made_by(model),
+                documents=kept_settings(documents, self.columns),
+                metadata=types,
+                parts=-(-rows // self.run.rows_per_part),
+            )
+        self.store.check(layout_of(record), self.run.name)
+        if self.record is None:
+            tables = {**self.manifest.tables, self.table: record}
+            self.manifest = self.manifest.model_copy(update={"tables": tables})
+            write_manifest(self.run.placement.storage_path, self.manifest)
+        names = [name for result in results for name, _ in result["files"]]
+        buckets, _ = exchange(
+            join(working, "rows"),
+            f"send {self.run.name}",
+            SendRows(folder, record.parts, types),
+            [RowsFile(name) for name in names],
+            record.parts,
+            context.execute,
+        )
+        files = PartFiles(
+            buckets,
+            join(self._folder, "ledger"),
+            working,
+            tuple(types.items()),
+            self.columns.id is not None,
+        )
+        return record, files
+
+    def _made_by(self, model: ModelSpec) -> MadeBy:
+        number_type = self.run.store.number_type
+        return MadeBy(
+            reference=self.reference,
+            weights=self.weights,
+            instruction=self.run.model.instruction,
+            dimensions=self.dimensions,
+            dtype=model.dtype,
+            number_type=number_type,
+            scale=scale_of(self.dimensions, number_type),
+        )
+
+    def _accept_deletions(self, record: TableRecord, compared: Sequence[Result]) -> None:
+        """Raise if an update would delete more documents than allowed."""
+        deleted, kept = (
+            sum(result[name] for result in compared for name in names)
+            for names in (("deleted",), ("changed", "unchanged"))
+        )
+        most = self.run.documents.max_deleted_share
+        if record.complete and deleted > most * (deleted + kept):
+            raise DataError(
+                f"{self.run.documents.path!r} has {kept:,} of the {deleted + kept:,} documents of "
+                f"the index {self.run.name!r}, so that {deleted:,} would be deleted, more than the "
+                f"share documents.max_deleted_share={most}. An update takes all documents, not "
+                "the new ones alone: name all files, or raise the share (1 allows everything)"
+            )
+
+    def _embed(
+        self,
+        context: PipelineContext,
+        model: ModelSpec,
+        record: TableRecord,
+        files: PartFiles,
+        compared: Sequence[Result],
+    ) -> list[Result]:
+        """Embed and write the parts that have new, changed or deleted rows."""
+        done = set(list_files(join(files.working, "done"), recursive=False))
+        work = [
+            Part(number)
+            for number, result in enumerate(compared)
+            if result["write"] or result["delete"]
+        ]
+        todo = [part for part in work if f"{part.key}.json" not in done]
+        self.earlier = [
+            read_json(files.done_path(part.number), remedy(files.done_path(part.number)))
+            for part in work
+            if f"{part.key}.json" in done
+        ]
+        if not todo:
+            return []
+        here = not self.store.has_parallel_writers
+        store = None if here else settings_of_store(self.run.store)
+        task = EmbedPart(files, model, layout_of(record), self.table, store)
+        execute = self._writing(files, context.execute) if here else context.execute
+        items: list[Any] = [*todo, ModelCheck(AFTER)]
+        try:
+            return run_tasks(f"embed {self.run.name}", task, items, execute, "gpu or machine")
+        except ArtifactError as error:
+            if "gives other vectors here" in str(error):
+                self._doubt(files, todo)
+            raise
+
+    def _writing(self, files: PartFiles, execute: Execute) -> Execute:
+        """Wrap an `Execute` so that this process writes each part to the store as it arrives."""
+
+        def run(task: Task, items: Sequence[Any], needs: Needs = "cpu") -> Iterator[Result]:
+            for item, timed in zip(items, execute(task, items, needs), strict=True):
+                if isinstance(item, Part):
+                    rows, found = files.difference(item.number)
+                    result = timed["result"]
+                    settle(files, self.store, self.table, item.number, rows, found, result)
+                yield timed
+
+        return run
+
+    def _doubt(self, files: PartFiles, parts: Sequence[Part]) -> None:
+        """Let the next job write all rows of parts again that a model of other vectors embedded."""
+        for part in parts:
+            if exists(files.done_path(part.number)):
+                ledger = read_ledger(files.ledger, part.number)
+                write_ledger(files.ledger, part.number, doubted(ledger))
+        remove_folder(files.working)
+
+    def _counts(
+        self, compared: Sequence[Result], results: Sequence[Result], seconds: float, whole: float
+    ) -> dict[str, Any]:
+        """Add up the counts of documents, and check that no row is lost."""
+        names = ("new", "changed", "unchanged", "deleted")
+        counts: dict[str, Any] = {
+            "in": self.rows,
+            **{name: sum(result[name] for result in compared) for name in names},
+        }
+        rejected = dict(self.rejected)
+        if duplicates := sum(result["duplicates"] for result in compared):
+            rejected[DUPLICATE] = duplicates
+        counts["rejected"] = rejected
+        kept = counts["new"] + counts["changed"] + counts["unchanged"]
+        assert self.rows == kept + sum(rejected.values()), (self.rows, counts)
+        every = [*self.earlier, *results]
+        embedded, tokens = (
+            (sum(one.get(name, 0) for one in every), sum(one.get(name, 0) for one in results))
+            for name in ("embedded", "tokens")
+        )
+        return {
+            **counts,
+            "texts": sum(result["write"] for result in compared),
+            "embedded": embedded[0],
+            "tokens": tokens[0],
+            "seconds": round(seconds, 3),
+            "seconds_in_all": round(whole, 3),
+            "texts_per_second": round(embedded[1] / max(seconds, 1e-9), 1),
+            "tokens_per_second": round(tokens[1] / max(seconds, 1e-9), 1),
+        }
+
+    def _remember(
+        self, record: TableRecord, compared: Sequence[Result], counts: Mapping[str, Any]
+    ) -> None:
+        """Write the record of the finished table, to which the index's name now refers."""
+        documents = counts["new"] + counts["changed"] + counts["unchanged"]
+        rows = sum(result["rows_in"] for result in compared)
+        changed = changed_table(
+            self.manifest,
+            record.table,
+            complete=True,
+            rows=rows,
+            documents_read=documents,
+            counts=dict(counts),
+            updated=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        )
+        self.manifest = changed.model_copy(update={"current": self.table})
+        write_manifest(self.run.placement.storage_path, self.manifest)
+
+
+def _check_wanted(run: IndexRun, manifest: Manifest | None, *, update: bool) -> None:
+    """Raise if an index is to be built that is there, or updated that is not, or kept elsewhere."""
+    folder = folder_of(run.placement.storage_path, run.name)
+    if manifest is None:
+        if update:
+            raise ConfigError(
+                f"there is no index {run.name!r} in {folder!r} to update; leave --update out to "
+                "build it, or correct --name or placement.storage_path"
+            )
+        return
+    current = manifest.tables.get(manifest.current or "")
+    if current is not None and current.complete and not update:
+        raise ConfigError(
+            f"the index {run.name!r} is complete ({current.rows:,} rows, {current.updated}); add "
+            "--update to bring it up to date, or give the new one another --name"
+        )
+    if kept_store(run.store) != manifest.store:
+        told = ", ".join(
+            f"store.{name}={value!r} (the index has {manifest.store.get(name)!r})"
+            for name, value in kept_store(run.store).items()
+            if value != manifest.store.get(name)
+        )
+        raise ConfigError(
+            f"the index {run.name!r} is in another store than asked: {told}; give the same "
+            "settings of the store, or give a new index another --name"
+        )
+
+
+def kept_store(store: StoreSettings) -> dict[str, Any]:
+    """Settings of a store that an index keeps: all but those of the store's own index."""
+    return store.model_dump(mode="json", exclude={"index"})
+
+
+def check_same(job: _Job, record: TableRecord) -> None:
+    """Raise if an index's table was made by another model, or of other rows, than asked.
+
+    Raises:
+        ConfigError: it was; the message says what to do.
+    """
+    name, made, asked = job.run.name, record.made_by, job.run.model
+    wanted = {
+        "weights": job.weights,
+        "instruction": asked.instruction,
+        "dimensions": job.dimensions,
+        "number_type": job.run.store.number_type,
+    }
+    if made.weights != job.weights:
+        raise ConfigError(
+            f"the index {name!r} was made by {made.reference!r} (weights {made.weights}), but "
+            f"model.reference={asked.reference!r} has weights {job.weights}; vectors of two models "
+            f"cannot be compared. To change the model of the index: rayembed upgrade --name {name} "
+            f"--model {asked.reference}; to keep both, give the new index another --name"
+        )
+    paths = {"instruction": "model.instruction", "dimensions": "model.dimensions"}
+    for key, value in wanted.items():
+        if (before := getattr(made, key)) != value:
+            path = paths.get(key, f"store.{key}")
+            raise ConfigError(
+                f"{path}={value!r}, but the index {name!r} was made with {before!r}; give "
+                f"{path}={'null' if before is None else before}, or give a new index another --name"
+            )
+    kept = kept_settings(job.run.documents, job.columns)
+    for key, value in kept.items():
+        if (before := record.documents.get(key)) != value:
+            raise ConfigError(
+                f"documents.{key}={value!r}, but the index {name!r} was made with {before!r}; "
+                "give the same setting, or give a new index another --name"
+            )
+
+
+def context_of(run: IndexRun, runtime: Runtime) -> PipelineContext:
+    """Return how the runtime executes tasks, and its number type for models."""
+    # All that is read of a data job's settings.
+    asked: Any = SimpleNamespace(placement=run.placement, seed=0, data=SimpleNamespace(root=""))
+    return runtime.data_context(cast(DataRun, asked))
+
+
+def _folders_in(path: str) -> list[str]:
+    """Names of the folders directly in a folder; none where it does not exist."""
+    import pyarrow.fs
+
+    filesystem, inside = open_storage(path)
+    selector = pyarrow.fs.FileSelector(inside, allow_not_found=True)
+    found = filesystem.get_file_info(selector)
+    return sorted(info.base_name for info in found if info.type == pyarrow.fs.FileType.Directory)
+
+
+_NO_FILES = cast(PartFiles, None)
+"""Files of a task that only checks the model."""

@@ -1,0 +1,56 @@
+"""Where a store is: the setting of its address or folder."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rayembed.config.settings import parse
+from rayembed.errors import ConfigError
+from rayembed_extras.indexing.settings import STORES, IndexRun, StoreSettings
+
+ADDRESS_SETTINGS = ("to", "path", "folder", "uri", "url", "address", "dsn")
+"""Names that the setting of a store's place may have; the first that it has counts."""
+
+
+def address_setting(kind: type[Any]) -> str | None:
+    """Name of the setting that says where a store is; None: it has none."""
+    return next((name for name in ADDRESS_SETTINGS if name in kind.model_fields), None)
+
+
+def place_of(store: StoreSettings) -> str:
+    """Kind and place of a store in a few words."""
+    setting = address_setting(type(store))
+    place = None if setting is None else getattr(store, setting)
+    return f"{store.kind} at {place}" if place else str(store.kind)
+
+
+def with_place(run: IndexRun, to: str | None) -> IndexRun:
+    """Copy the settings with the address or folder of the store; None: unchanged.
+
+    Raises:
+        ConfigError: the store has none.
+    """
+    if to is None:
+        return run
+    setting = address_setting(type(run.store))
+    if setting is None:
+        raise ConfigError(f"the store {run.store.kind} takes no address; leave --to out")
+    values = run.model_dump(mode="json")
+    values["store"][setting] = to
+    return parse(IndexRun, values)
+
+
+def store_values(store: str | Mapping[str, Any], to: str | Path | None) -> dict[str, Any]:
+    """Settings of a store by its kind, with its address or folder.
+
+    Raises:
+        ConfigError: a store that has no address.
+    """
+    values = {"kind": store} if isinstance(store, str) else dict(store)
+    kind = STORES.classes().get(values.get("kind", STORES.default))
+    if to is None or kind is None:  # an unknown kind is refused with the kinds that there are
+        return values
+    setting = address_setting(kind)
+    if setting is None:
+        raise ConfigError(f"the store {values['kind']} takes no address; leave `to` out")
+    return {**values, setting: str(to)}

@@ -1,0 +1,230 @@
+"""Tables of Parquet files in a folder, the client of the store `parquet`.
+
+    <to>/<name>.json                     the current table: {"table": "docs_1"}
+    <to>/<table>/layout.json             dimensions, number type, columns
+    <to>/<table>/part-000012.parquet     rows of one part, by the hash of the document's id
+                 rows-<hash>.parquet     rows that were written without a part
+
+Search is exact: it reads all vectors.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from rayembed.assets.arrow_files import open_parquet, parquet_bytes, read_sealed
+from rayembed.assets.json_files import read_json, write_json
+from rayembed.assets.storage import (
+    check_writable,
+    exists,
+    join,
+    list_files,
+    open_storage,
+    remove_folder,
+    write_atomic,
+)
+from rayembed.errors import ConfigError, PlacementError
+from rayembed.search.exact import top_k
+from rayembed_extras.indexing.layout import ARROW_TYPES, arrow_types, loaded_vectors
+from rayembed_extras.indexing.store import VECTOR, Found, Layout
+
+_LAYOUT = "layout.json"
+
+
+class ParquetTables:
+    """Tables of Parquet files in a folder; a `store.Store`."""
+
+    has_parallel_writers: ClassVar[bool] = True
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def check(self, layout: Layout, name: str) -> None:
+        """Raise unless the folder can be written."""
+        try:
+            check_writable(self.folder)
+        except PlacementError as error:
+            reason = str(error).partition(": ")[2]
+            raise ConfigError(f"store.to={self.folder!r} cannot be written: {reason}") from error
+
+    def tables(self, name: str) -> list[str]:
+        """List the tables of an index."""
+        found = {
+            path.partition("/")[0]
+            for path in list_files(self.folder, recursive=True)
+            if path.endswith(f"/{_LAYOUT}")
+        }
+        own = [one for one in found if one.startswith(f"{name}_") and _number(one, name)]
+        return sorted(own, key=lambda one: _number(one, name))
+
+    def create(self, table: str, layout: Layout) -> None:
+        """Write the table's layout; raises where there is another one."""
+        values = {
+            "dimensions": layout.dimensions,
+            "number_type": layout.number_type,
+            "scale": layout.scale,
+            "has_text": layout.has_text,
+            "metadata": _names_of(layout.metadata),
+        }
+        if not exists(self._path(table, _LAYOUT)):
+            write_json(self._path(table, _LAYOUT), values, indent=2)
+        elif self._values(table) != values:
+            raise ConfigError(
+                f"the table {table!r} in {self.folder!r} has other columns or vectors "
+                f"({self._values(table)}) than asked ({values}); give the index another --name, "
+                "or another folder (--to)"
+            )
+
+    def write_part(
+        self, table: str, number: int, rows: pa.Table | None, delete: Sequence[str]
+    ) -> None:
+        """Replace and delete rows of one part, whose rows are all in one file."""
+        self._rewrite(table, f"part-{number:06d}.parquet", rows, delete)
+
+    def upsert(self, table: str, rows: pa.Table) -> None:
+        """Write rows into a file named by their ids, and remove these ids from other files."""
+        ids = rows["id"].to_pylist()
+        name = f"rows-{xxhash.xxh3_128_hexdigest(repr(sorted(ids)).encode())}.parquet"
+        self._rewrite(table, name, rows, ())
+        self._remove(table, ids, without=name)
+
+    def delete(self, table: str, ids: Sequence[str]) -> None:
+        """Delete rows, whichever file they are in; reads the ids of all files."""
+        self._remove(table, ids)
+
+    def finish(self, table: str, layout: Layout) -> None:
+        """Do nothing: each file is complete when it appears."""
+
+    def count(self, table: str) -> int:
+        """Count the rows of a table, by the files' footers."""
+        return sum(self._length(table, name) for name in self._files(table))
+
+    def scan(self, table: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """Yield the rows of one file after the other."""
+        for name in self._files(table):
+            rows = self._read(table, name, columns)
+            if len(rows):
+                yield rows
+
+    def search(
+        self, table: str, queries: np.ndarray, k: int, options: Mapping[str, Any] | None = None
+    ) -> Found:
+        """Find the k nearest rows exactly, reading one file of vectors at a time."""
+        if options:
+            raise ConfigError(f"the store parquet has no options of a search, not {dict(options)}")
+        layout = self.layout(table)
+        files = self._files(table)
+        counts: list[int] = []
+
+        def shards() -> Iterator[np.ndarray]:
+            for name in files:
+                vectors = loaded_vectors(self._read(table, name, [VECTOR])[VECTOR], layout)
+                counts.append(len(vectors))
+                yield vectors
+
+        scores, places = top_k(np.asarray(queries, np.float32), shards(), k)
+        ids = np.full(places.shape, "", dtype=object)
+        ends = np.cumsum(counts)
+        for number, name in enumerate(files):
+            first = ends[number] - counts[number]
+            here = (places >= first) & (places < ends[number])
+            if here.any():
+                column = np.array(self._read(table, name, ["id"])["id"].to_pylist(), dtype=object)
+                ids[here] = column[places[here] - first]
+        return Found(ids.tolist(), scores)
+
+    def point(self, name: str, table: str) -> None:
+        """Write the small file that names the current table."""
+        write_json(self._pointer(name), {"table": table}, indent=2)
+
+    def pointed(self, name: str) -> str | None:
+        """Read the name of the current table; None: there is none."""
+        path = self._pointer(name)
+        remedy = "Write it by an update of the index (rayembed index --update)"
+        return str(read_json(path, remedy)["table"]) if exists(path) else None
+
+    def drop(self, table: str) -> None:
+        """Remove a table's folder."""
+        name = table.rpartition("_")[0]
+        if self.pointed(name) == table:
+            raise ConfigError(
+                f"the index {name!r} refers to the table {table!r}; let it refer to another one "
+                "before this one is removed"
+            )
+        remove_folder(self._path(table))
+
+    def close(self) -> None:
+        """Do nothing: no connection is kept."""
+
+    def layout(self, table: str) -> Layout:
+        """Read the layout of a table."""
+        values = self._values(table)
+        metadata = arrow_types(values.pop("metadata"))
+        return Layout(metadata=metadata, **values)
+
+    def _values(self, table: str) -> dict[str, Any]:
+
+        remedy = "The table is gone or incomplete; build the index again under another name"
+        return read_json(self._path(table, _LAYOUT), remedy)
+
+    def _path(self, table: str, *names: str) -> str:
+
+        return join(self.folder, table, *names)
+
+    def _pointer(self, name: str) -> str:
+
+        return join(self.folder, f"{name}.json")
+
+    def _files(self, table: str) -> list[str]:
+
+        found = list_files(self._path(table), recursive=False)
+        return [name for name in found if name.endswith(".parquet")]
+
+    def _length(self, table: str, name: str) -> int:
+        filesystem, inside = open_storage(self._path(table, name))
+        with filesystem.open_input_file(inside) as file:
+            return int(open_parquet(file).metadata.num_rows)
+
+    def _read(self, table: str, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+
+        remedy = "Remove the file and the index's ledger of its part, and update the index"
+        return read_sealed(self._path(table, name), columns, remedy=remedy)
+
+    def _rewrite(self, table: str, name: str, rows: pa.Table | None, delete: Sequence[str]) -> None:
+        """Replace the rows of the same ids in a file, delete others, and append new ones."""
+        path = self._path(table, name)
+        schema = self.layout(table).schema
+        tables = [] if rows is None else [rows.select(schema.names).cast(schema)]
+        if exists(path):
+            there = self._read(table, name)
+            gone = pa.array([*delete, *(rows["id"].to_pylist() if rows is not None else ())])
+            kept = there.filter(pc.invert(pc.is_in(there["id"], gone.cast(pa.string()))))
+            tables.insert(0, kept)
+        if tables:
+            write_atomic(path, parquet_bytes(pa.concat_tables(tables), statistics=False))
+
+    def _remove(self, table: str, ids: Sequence[str], without: str = "") -> None:
+
+        gone = pa.array(list(ids), pa.string())
+        for name in self._files(table):
+            if name == without:
+                continue
+            there = self._read(table, name, ["id"])["id"]
+            if pc.any(pc.is_in(there, gone)).as_py():
+                self._rewrite(table, name, None, list(ids))
+
+
+def _number(table: str, name: str) -> int:
+    """Number of a table of an index; 0: it is none."""
+    digits = table.removeprefix(f"{name}_")
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _names_of(metadata: Mapping[str, pa.DataType]) -> dict[str, str]:
+
+    names = {kind: name for name, kind in ARROW_TYPES.items()}
+    return {column: names[kind] for column, kind in metadata.items()}
