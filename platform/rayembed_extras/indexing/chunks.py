@@ -1,6 +1,6 @@
 """Divide documents into the texts that are embedded: by tokens, sentences or headings."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from rayembed.config.types import has_content
@@ -12,6 +12,9 @@ from rayembed_extras.indexing.settings import Chunks
 
 Split = Callable[[Sequence[str]], list[list[str]]]
 """Function from documents to the pieces of each, in order; at least one piece each."""
+
+Offsets = Sequence[tuple[int, int]]
+"""First character of each token, and the one after its last."""
 
 _LEAD = "# lead\n"
 """Heading put before a document, so that the text before its own first heading is a section."""
@@ -57,52 +60,54 @@ class _Cut:
         self._by = settings.by
         self._tokenizer = tokenizer.pretrained.backend_tokenizer
 
-    def __call__(self, texts: Sequence[str]) -> Iterator[list[str]]:
+    def __call__(self, texts: Sequence[str]) -> list[list[str]]:
         if self._by == "tokens":
-            for text, encoding in zip(texts, self._encoded(texts), strict=True):
-                yield self._windows(text, encoding)
-        else:
-            pieces = self._by_headings if self._by == "headings" else self._by_sentences
-            for text in texts:
-                yield pieces(text)
+            encodings = self._encoded(texts)
+            return [self._windows(*one) for one in zip(texts, encodings, strict=True)]
+        if self._by == "sentences":
+            return self._by_sentences(texts, [self._size] * len(texts))
+        return self._by_headings(texts)
 
     def _encoded(self, texts: Sequence[str]) -> list[Any]:
         found: list[Any] = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return found
 
     def _windows(self, text: str, encoding: Any) -> list[str]:
-        """Cut a text at token borders, every `size - overlap` tokens."""
-        offsets = encoding.offsets
+        """Cut a text between words, or within one that alone is longer than the size."""
+        offsets, words = encoding.offsets, encoding.word_ids
         pieces, start = [], 0
         while True:
             stop = min(start + self._size, len(offsets))
             if start == 0 and stop == len(offsets):
                 return [text.strip()]
+            stop = _between_words(words, stop, range(stop, start, -1))
             pieces.append(text[offsets[start][0] : offsets[stop - 1][1]].strip())
             if stop == len(offsets):
                 return pieces
-            start = stop - self._overlap
+            begin = max(stop - self._overlap, start + 1)
+            start = _between_words(words, begin, range(begin, stop + 1))
 
-    def _by_sentences(self, text: str, size: int | None = None) -> list[str]:
+    def _by_sentences(self, texts: Sequence[str], sizes: Sequence[int]) -> list[list[str]]:
+        """Divide each text into whole sentences, joined up to its size."""
+        sentences = [split_sentences(text) for text in texts]
+        encodings = iter(self._encoded([one for several in sentences for one in several]))
+        return [
+            self._joined([(one, next(encodings).offsets) for one in several], size)
+            for several, size in zip(sentences, sizes, strict=True)
+        ]
+
+    def _joined(self, sentences: Sequence[tuple[str, Offsets]], size: int) -> list[str]:
         """Join whole sentences up to the size; a longer sentence is cut at token borders."""
-        size = size or self._size
         pieces: list[list[tuple[str, int]]] = [[]]
-        for sentence, length in self._counted(split_sentences(text), size):
-            filled = sum(count for _, count in pieces[-1])
-            if pieces[-1] and filled + length > size:
-                pieces.append(self._kept(pieces[-1], size - length))
-            pieces[-1].append((sentence, length))
+        filled = 0
+        for sentence, offsets in sentences:
+            for window, length in _windows_of(sentence, offsets, size):
+                if pieces[-1] and filled + length > size:
+                    pieces.append(self._kept(pieces[-1], size - length))
+                    filled = sum(count for _, count in pieces[-1])
+                pieces[-1].append((window, length))
+                filled += length
         return [" ".join(sentence for sentence, _ in piece) for piece in pieces]
-
-    def _counted(self, sentences: Sequence[str], size: int) -> Iterator[tuple[str, int]]:
-        """Yield sentences with their token counts, those above the size in windows."""
-        for sentence, encoding in zip(sentences, self._encoded(sentences), strict=True):
-            offsets = encoding.offsets
-            for start in range(0, max(len(offsets), 1), size):
-                window = offsets[start : start + size]
-                whole = len(offsets) <= size
-                cut = sentence if whole else sentence[window[0][0] : window[-1][1]]
-                yield cut, len(window)
 
     def _kept(self, piece: Sequence[tuple[str, int]], room: int) -> list[tuple[str, int]]:
         """Return the last sentences of a piece that fit into the overlap and into the room."""
@@ -115,24 +120,45 @@ class _Cut:
             left -= length
         return kept
 
-    def _by_headings(self, text: str) -> list[str]:
+    def _by_headings(self, texts: Sequence[str]) -> list[list[str]]:
         """Make a piece of each section, headed by its heading; divide longer ones by
         sentences.
         """
-        found = sections(_LEAD + text)
-        pieces = []
-        for number, (heading, body) in enumerate(found):
-            head = f"{heading}\n" if number and has_content(heading) else ""
-            whole = head + body
-            if not has_content(body):
-                if head:
-                    pieces.append(heading)
-                continue
-            length, used = (len(one.ids) for one in self._encoded([whole, head]))
-            if length <= self._size:
-                pieces.append(whole)
-                continue
-            if used > self._size // 2:  # a heading that would leave little room
-                head, used = "", 0
-            pieces += [head + one for one in self._by_sentences(body, self._size - used)]
+        found = [
+            (number, f"{heading}\n" if place and has_content(heading) else "", body)
+            for number, text in enumerate(texts)
+            for place, (heading, body) in enumerate(sections(_LEAD + text))
+        ]
+        lengths = [len(one.ids) for one in self._encoded([head + body for _, head, body in found])]
+        heads = [len(one.ids) for one in self._encoded([head for _, head, _ in found])]
+        long = [place for place, length in enumerate(lengths) if length > self._size]
+        # A heading that would leave little room stands before no piece.
+        used = {place: heads[place] if heads[place] <= self._size // 2 else 0 for place in long}
+        bodies = [found[place][2] for place in long]
+        parts = self._by_sentences(bodies, [self._size - used[place] for place in long])
+        divided = dict(zip(long, parts, strict=True))
+        pieces: list[list[str]] = [[] for _ in texts]
+        for place, (number, head, body) in enumerate(found):
+            before = head if used.get(place, 1) else ""
+            pieces[number] += [(before + one).strip() for one in divided.get(place, [body])]
         return pieces
+
+
+def _between_words(words: Sequence[int | None], place: int, places: Iterable[int]) -> int:
+    """Return the first of some places between tokens that is not within a word; `place` if all
+    are.
+    """
+    for one in places:
+        if one == len(words) or words[one] is None or words[one] != words[one - 1]:
+            return one
+    return place
+
+
+def _windows_of(sentence: str, offsets: Offsets, size: int) -> Iterator[tuple[str, int]]:
+    """Yield a sentence with its number of tokens, or windows of one above the size."""
+    if len(offsets) <= size:
+        yield sentence, len(offsets)
+        return
+    for start in range(0, len(offsets), size):
+        window = offsets[start : start + size]
+        yield sentence[window[0][0] : window[-1][1]].strip(), len(window)

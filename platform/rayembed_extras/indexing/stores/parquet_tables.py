@@ -1,7 +1,7 @@
 """Tables of Parquet files in a folder, the client of the store `parquet`.
 
     <to>/<name>.json                     the current table: {"table": "docs_1"}
-    <to>/<table>/layout.json             dimensions, number type, columns
+    <to>/<table>/_layout.json            dimensions, number type, columns
     <to>/<table>/part-000012.parquet     rows of one part, by the hash of the document's id
                  rows-<hash>.parquet     rows that were written without a part
 
@@ -32,7 +32,8 @@ from rayembed.search.exact import top_k
 from rayembed_extras.indexing.layout import ARROW_TYPES, arrow_types, loaded_vectors
 from rayembed_extras.indexing.store import VECTOR, Found, Layout
 
-_LAYOUT = "layout.json"
+_LAYOUT = "_layout.json"
+"""File whose name readers of the folder leave out."""
 
 
 class ParquetTables:

@@ -1,0 +1,79 @@
+"""Small indexes of made-up documents, for tests of `rayembed index`."""
+
+import json
+from pathlib import Path
+
+from rayembed.config.settings import parse
+from rayembed_extras.indexing import embed
+from rayembed_extras.indexing.build import build_index
+from rayembed_extras.indexing.settings import IndexRun
+
+WORDS = ("dogs", "live", "in", "ancient", "places", "paris", "is", "the", "capital", "foxes")
+
+
+def documents(number, *, start=0):
+    """Documents of a few words, all different."""
+    return [
+        {
+            "id": f"d{i}",
+            "text": " ".join(WORDS[(i * (j + 3) + j) % 10] for j in range(2 + i % 9)) + f" {i}",
+            "year": 1900 + i,
+            "lang": "en" if i % 2 else None,
+        }
+        for i in range(start, start + number)
+    ]
+
+
+def write(path, rows):
+    """JSONL of rows."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def settings(folder, model, path, **changes):
+    """Settings of an index with parts of ten documents; `changes` by path with `__` for dots."""
+    values = {
+        "name": "docs",
+        "model": {"reference": str(model), "dtype": "float32"},
+        "documents": {"path": str(path), "metadata": ["year", "lang"]},
+        "rows_per_part": 10,
+        "placement": {"storage_path": str(folder), "runtime": "local"},
+    }
+    for key, value in changes.items():
+        *groups, last = key.split("__")
+        group = values
+        for name in groups:
+            group = group.setdefault(name, {})
+        group[last] = value
+    return parse(IndexRun, values)
+
+
+def rows_of(made):
+    """All rows of an index's table by id, with vectors as lists."""
+    store = made.open()
+    return {row["id"]: row for table in store.scan(made.table) for row in table.to_pylist()}
+
+
+def build(run, **options):
+    """Build an index and read its rows; see `build_index`."""
+    made = build_index(run, **options)
+    return made, rows_of(made)
+
+
+class Counted:
+    """Counts the texts that models embed, in place of `LoadedModel.encode`."""
+
+    def __init__(self, monkeypatch):
+        self.texts = []
+        plain = embed.LoadedModel.encode
+
+        def encode(loaded, texts):
+            self.texts += texts
+            return plain(loaded, texts)
+
+        monkeypatch.setattr(embed.LoadedModel, "encode", encode)
+
+
+def ledger_files(folder, name="docs"):
+    """Names of the ledger's files of the first table."""
+    return sorted(Path(folder, "indexes", name, f"{name}_1", "ledger").iterdir())
