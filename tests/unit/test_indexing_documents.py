@@ -202,11 +202,12 @@ def test_pieces_by_tokens_overlap_and_cover_the_text():
     text = "dogs live in ancient places and paris is the capital of the world"
     made = pieces(text, by="tokens", size=5)
     assert " ".join(made).split() == text.split()
-    overlapping = pieces(text, by="tokens", size=8, overlap=4)
-    assert len(overlapping) > len(pieces(text, by="tokens", size=8))
+    text = " ".join(["the capital of the world is paris"] * 6)
+    overlapping = pieces(text, by="tokens", size=12, overlap=6)
+    assert len(overlapping) > len(pieces(text, by="tokens", size=12))
     for first, second in itertools.pairwise(overlapping):
-        assert first.split()[-1] in second.split()
         assert second.split()[0] in first.split()
+        assert first.split()[-1] in second.split()
     assert "".join(pieces("w" * 40, by="tokens", size=5)) == "w" * 40
 
 
