@@ -17,8 +17,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from rayembed.assets.folder_formats import format_of
 from rayembed.assets.json_files import read_json
 from rayembed.assets.storage import exists, join, list_files, open_storage, remove_folder
+from rayembed.config.backbone import Dtype
 from rayembed.config.data_run import DataRun
 from rayembed.config.document import fingerprint
 from rayembed.data.engine.artifacts import PipelineContext
@@ -314,7 +316,9 @@ class _Job:
         settings = self.run.model
         if self.record is not None and settings.dtype == "auto":
             settings = settings.model_copy(update={"dtype": self.record.made_by.dtype})
-        dtype = context.teacher_loader.settled(settings).dtype
+        if format_of(self.folder) is not None:  # a graph of a CPU runtime, with types of its own
+            settings = settings.model_copy(update={"dtype": "float32"})
+        dtype = cast(Dtype, context.teacher_loader.settled(settings).dtype)
         if self.record is not None and dtype != self.record.made_by.dtype:
             raise ConfigError(
                 f"model.dtype={dtype}, but the index {self.run.name!r} was computed in "

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,6 +61,7 @@ class LoadedModel:
         # Ray gives each process one thread for each CPU that it reserves.
         take_free_threads("embedding")
         own_format = format_of(self.folder) is not None
+        self._kind: NumberType = "int8" if own_format else spec.dtype
         self._halved = spec.dtype == "bfloat16" and not own_format
         model = (
             load_as_saved(self.folder)
@@ -121,7 +122,7 @@ class LoadedModel:
                 save_array(path, vectors)
                 return
             near, _ = cosines(vectors, load_array(path))
-            tolerance = TOLERANCE[cast(NumberType, self.spec.dtype)]
+            tolerance = TOLERANCE[self._kind]
             wrong, worst = tuple(np.flatnonzero(near < tolerance).tolist()), float(near.min())
         if wrong:
             raise ArtifactError(
@@ -142,7 +143,8 @@ class LoadedModel:
                 "model's proof; copy the model's folder again"
             )
         with self._casting():
-            return encode_tokens(self.model, tokens)
+            made: np.ndarray = encode_tokens(self.model, tokens)
+        return made
 
     def _casting(self) -> AbstractContextManager[Any]:
         if not self._halved:
@@ -157,7 +159,8 @@ def cut(vectors: np.ndarray, dimensions: int) -> np.ndarray:
     if dimensions == vectors.shape[1]:
         return vectors
     kept = vectors[:, :dimensions]
-    return kept / np.maximum(np.linalg.norm(kept, axis=1, keepdims=True), 1e-12)
+    unit: np.ndarray = kept / np.maximum(np.linalg.norm(kept, axis=1, keepdims=True), 1e-12)
+    return unit
 
 
 def model_folder(reference: str, weights: str, tracking_uri: str | None) -> Path:

@@ -4,6 +4,7 @@ working/<fingerprint>/vectors/000012.parquet    rows that are written next, with
                       done/000012.json          result of a part that store and ledger have
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -246,9 +247,7 @@ def opened(settings: str) -> Any:
 
 def store_from(settings: str) -> StoreSettings:
     """Read a store's settings from JSON."""
-    import json
-
     values = json.loads(settings)
-    kinds = STORES.classes()
-    found: Any = parse(kinds[values["kind"]], values)
+    found = parse(STORES.classes()[values["kind"]], values)
+    assert isinstance(found, StoreSettings)
     return found

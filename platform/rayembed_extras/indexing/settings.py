@@ -132,7 +132,10 @@ STORES = SettingsTable(
 )
 """Vector stores by kind; other packages add theirs by entry points."""
 
-AnyStore = STORES.union()
+if TYPE_CHECKING:
+    AnyStore = StoreSettings
+else:
+    AnyStore = STORES.union()
 
 
 class IndexRun(Document):
@@ -143,7 +146,7 @@ class IndexRun(Document):
     view or file by which the store's clients find the current table."""
     model: EmbeddingModel
     documents: Documents
-    store: AnyStore = Field(default={"kind": "parquet"})  # type: ignore[valid-type]
+    store: AnyStore = Field(default={"kind": "parquet"})
     tracking_uri: Reference | None = None
     """MLflow's address for `models:/…` and for the registration of the index; None: the SQLite file
     in `placement.storage_path`."""
