@@ -11,8 +11,8 @@ import pytest
 from made_up_index import build, documents, rows_of, settings, write
 from tiny_folders import save_biencoder
 
-from rayembed_extras.indexing.build import Indexed
 from rayembed_extras.indexing.manifest import read_manifest
+from rayembed_extras.indexing.outcome import Indexed
 
 pytestmark = pytest.mark.slow("starts and kills six jobs; their boundaries have unit tests")
 

@@ -16,11 +16,10 @@ from rayembed_extras.indexing.chunks import check_size, splitter
 from rayembed_extras.indexing.documents import (
     DocumentPiece,
     ReadDocuments,
-    accept,
     document_pieces,
-    metadata_types,
     settled_columns,
 )
+from rayembed_extras.indexing.rows import accept, metadata_types
 from rayembed_extras.indexing.settings import Chunks, Documents
 
 

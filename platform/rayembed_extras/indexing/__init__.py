@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rayembed_extras.indexing.build import Indexed
+    from rayembed_extras.indexing.outcome import Indexed
 
 
 def index(

@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,34 +26,20 @@ from rayembed.data.engine.artifacts import PipelineContext
 from rayembed.data.engine.exchange import exchange
 from rayembed.data.engine.parts import remedy
 from rayembed.data.engine.work_items import Execute, Needs, Result, Task, run_resumable, run_tasks
-from rayembed.data.sources.files import FilePiece
 from rayembed.display.progress import enter, overview
 from rayembed.errors import ArtifactError, ConfigError, DataError, require_packages
-from rayembed.models.loading.files import weights_fingerprint
-from rayembed.models.loading.load import check_loadable, saved_widths, tokenizer_of
 from rayembed.models.versions import VECTORS
 from rayembed.pipeline.run.runtime import Runtime, runtime_of
-from rayembed.pipeline.storage import placed
-from rayembed.registry.registered_model import SCHEME, find_folder, pinned_reference
-from rayembed.registry.tracking_uri import resolve_tracking_uri
 from rayembed_extras.indexing import documents as reading
-from rayembed_extras.indexing.chunks import check_size
+from rayembed_extras.indexing.checks import CheckedIndex, settled_run
 from rayembed_extras.indexing.documents import (
-    DUPLICATE,
-    Columns,
     DocumentPiece,
     ReadDocuments,
-    RowsFile,
-    SendRows,
     TokenizerPlace,
-    accept,
-    document_pieces,
     kept_settings,
-    metadata_types,
-    settled_columns,
 )
 from rayembed_extras.indexing.embed import AFTER, BEFORE, ModelCheck, ModelSpec, load
-from rayembed_extras.indexing.layout import arrow_types, layout_of, scale_of
+from rayembed_extras.indexing.layout import layout_of, scale_of
 from rayembed_extras.indexing.ledger import doubted, read_ledger, write_ledger
 from rayembed_extras.indexing.lock import locked_index
 from rayembed_extras.indexing.manifest import (
@@ -66,6 +51,7 @@ from rayembed_extras.indexing.manifest import (
     read_manifest,
     write_manifest,
 )
+from rayembed_extras.indexing.outcome import Indexed
 from rayembed_extras.indexing.parts import (
     ComparePart,
     EmbedPart,
@@ -74,64 +60,24 @@ from rayembed_extras.indexing.parts import (
     settings_of_store,
     settle,
 )
-from rayembed_extras.indexing.places import address_setting
-from rayembed_extras.indexing.settings import IndexRun, StoreSettings
-from rayembed_extras.indexing.store import Layout, Store
+from rayembed_extras.indexing.rows import DUPLICATE, RowsFile, SendRows, accept, metadata_types
+from rayembed_extras.indexing.settings import IndexRun
 
 logger = logging.getLogger(__name__)
 
 CHECK, READ, COMPARE, EMBED, FINISH = "checks", "documents", "differences", "vectors", "store"
 """Phases of a job."""
 
-FOLDER_KINDS = ("parquet", "lance", "faiss")
-"""Kinds of stores whose place is a folder, by default the index's own."""
 
-
-@dataclass(frozen=True)
-class Indexed:
-    """Result of a job: the index's table and what was done."""
-
-    name: str
-    manifest: Manifest
-    storage: str
-    store: StoreSettings
-
-    @property
-    def table(self) -> str:
-        """Table that the index's name refers to."""
-        return str(self.manifest.current)
-
-    @property
-    def record(self) -> TableRecord:
-        """Record of the table."""
-        return self.manifest.tables[self.table]
-
-    @property
-    def counts(self) -> Mapping[str, Any]:
-        """Counts of the job: `in`, `new`, `changed`, `unchanged`, `deleted`, `rejected`, `texts`,
-        `tokens`, `seconds`.
-        """
-        return self.record.counts
-
-    def open(self) -> Any:
-        """Connect to the store, a `store.Store`."""
-        return self.store.open()
-
-    def __repr__(self) -> str:
-        written = self.counts["new"] + self.counts["changed"]
-        return (
-            f"Indexed({self.name!r}, {self.record.rows:,} rows in {self.store.kind}, "
-            f"{written:,} documents written, {self.counts['deleted']:,} deleted)"
-        )
-
-
-def build_index(run: IndexRun, *, update: bool = False) -> Indexed:
+def build_index(run: IndexRun, *, update: bool = False, beside: str | None = None) -> Indexed:
     """Build an index, or bring it up to date; return its record and counts.
 
     Everything that a user can get wrong is checked before a worker starts.
 
     Args:
         update: compare with what the index has; without it a complete index is refused.
+        beside: fill this table beside the index's current one, to which its name goes on to refer;
+            the caller switches it. None: the current one.
 
     Raises:
         RayembedError: what is wrong and what to do.
@@ -142,7 +88,7 @@ def build_index(run: IndexRun, *, update: bool = False) -> Indexed:
     storage = run.placement.storage_path
     with locked_index(storage, run.name):
         manifest = read_manifest(storage, run.name)
-        job = _Job.of(run, manifest, update=update)
+        job = _Job.of(run, manifest, update=update, beside=beside)
         try:
             with overview([CHECK, READ, COMPARE, EMBED, FINISH]):
                 manifest = job.work(began)
@@ -152,124 +98,16 @@ def build_index(run: IndexRun, *, update: bool = False) -> Indexed:
         return Indexed(run.name, manifest, storage, run.store)
 
 
-def settled_run(run: IndexRun) -> IndexRun:
-    """Return the settings with an absolute storage path and the store's default folder."""
-    run = placed(run)
-    if "://" not in run.documents.path:
-        path = str(Path(run.documents.path).expanduser().absolute())
-        documents = run.documents.model_copy(update={"path": path})
-        run = run.model_copy(update={"documents": documents})
-    store = run.store
-    setting = address_setting(type(store))
-    if setting is None or store.kind not in FOLDER_KINDS:
-        return run
-    place = getattr(store, setting)
-    if place is None:
-        place = join(folder_of(run.placement.storage_path, run.name), "store")
-    elif "://" not in place:
-        place = str(Path(place).expanduser().absolute())
-    return run.model_copy(update={"store": store.model_copy(update={setting: place})})
-
-
-def tracking_uri_of(run: IndexRun) -> str | None:
-    """MLflow's address, where the model is a registered one; None: it is not."""
-    if not run.model.reference.startswith(SCHEME):
-        return run.tracking_uri
-    return resolve_tracking_uri(run.tracking_uri, run.placement.storage_path, make_folder=False)
-
-
 @dataclass
-class _Job:
-    """A job on one table of an index, whose settings have been checked."""
+class _Job(CheckedIndex):
+    """A job on one table of an index."""
 
-    run: IndexRun
-    manifest: Manifest
-    table: str
-    record: TableRecord | None
-    """Record of the table; None: no job has begun to write it."""
-    pieces: Sequence[FilePiece]
-    columns: Columns
-    reference: str
-    folder: Path
-    tracking_uri: str | None
-    weights: str
-    dimensions: int
-    store: Store
     rows: int = 0
+    """Rows of the files."""
     rejected: dict[str, int] = field(default_factory=dict)
+    """Rejected rows by reason."""
     earlier: list[Result] = field(default_factory=list)
     """Results of parts that earlier tries of this job have finished."""
-
-    @classmethod
-    def of(cls, run: IndexRun, manifest: Manifest | None, *, update: bool) -> "_Job":
-        """Check the settings against files, model, store and record.
-
-        Raises:
-            RayembedError: what is wrong and what to do.
-        """
-        _check_wanted(run, manifest, update=update)
-        known = manifest or Manifest(name=run.name, store=kept_store(run.store))
-        table = known.current or f"{run.name}_1"
-        record = known.tables.get(table)
-        uri = tracking_uri_of(run)
-        reference = pinned_reference(run.model.reference, uri)
-        folder = find_folder(reference, uri)
-        check_loadable(folder)
-        widths = saved_widths(folder)
-        if run.model.dimensions not in (None, *widths):
-            raise ConfigError(
-                f"model.dimensions={run.model.dimensions}: the vectors of "
-                f"{run.model.reference!r} may be cut to {', '.join(map(str, widths))}"
-            )
-        documents = run.documents
-        if record is not None and documents.id is None:
-            documents = reading.replace_id(documents, record.documents.get("id"))
-        pieces = document_pieces(documents)
-        columns = settled_columns(documents, pieces)
-        job = cls(
-            run,
-            known,
-            table,
-            record,
-            pieces,
-            columns,
-            reference,
-            folder,
-            uri,
-            weights_fingerprint(folder),
-            run.model.dimensions or widths[0],
-            cast(Store, run.store.open()),
-        )
-        job.check()
-        return job
-
-    def check(self) -> None:
-        """Raise where the record, the model or the store does not take what is asked."""
-        if self.record is not None:
-            check_same(self, self.record)
-        documents = self.run.documents
-        if documents.chunks.by != "document":
-            tokenizer = tokenizer_of(self.folder)
-            prompt = tokenizer.prompt(self.run.model.instruction or "", "document")
-            check_size(documents.chunks, tokenizer, prompt)
-        types: Mapping[str, str] = {} if self.record is None else self.record.metadata
-        self.store.check(self._layout(types), self.run.name)
-        if self.record is None and self.table in self.store.tables(self.run.name):
-            raise ConfigError(
-                f"the store has a table {self.table!r} that no record in "
-                f"{folder_of(self.run.placement.storage_path, self.run.name)!r} names: another "
-                "index uses it. Give this one another --name, or another place (--to)"
-            )
-
-    def _layout(self, types: Mapping[str, str]) -> Layout:
-        number_type = self.run.store.number_type
-        return Layout(
-            self.dimensions,
-            number_type,
-            arrow_types(types),
-            self.run.documents.store_text,
-            scale_of(self.dimensions, number_type),
-        )
 
     def work(self, began: float) -> Manifest:
         """Do the job, and return the record of the index."""
@@ -277,7 +115,7 @@ class _Job:
         runtime.start()
         context = context_of(self.run, runtime)
         model = self._model(context)
-        check = EmbedPart(_NO_FILES, model, self._layout({}), self.table, None)
+        check = EmbedPart(_NO_FILES, model, self.layout({}), self.table, None)
         run_tasks(
             "check of the model", check, [ModelCheck(BEFORE)], context.execute, "gpu or machine"
         )
@@ -301,11 +139,17 @@ class _Job:
         seconds = time.monotonic() - embedding
         enter(FINISH)
         self.store.finish(self.table, layout_of(record))
-        self.store.point(self.run.name, self.table)
+        if not self.is_beside:
+            self.store.point(self.run.name, self.table)
         counts = self._counts(compared, results, seconds, time.monotonic() - began)
         self._remember(record, compared, counts)
         remove_folder(join(self._folder, "working"))
         return self.manifest
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether the index's name refers to another table, and goes on to do so."""
+        return self.manifest.current not in (None, self.table)
 
     @property
     def _folder(self) -> str:
@@ -544,78 +388,9 @@ class _Job:
             counts=dict(counts),
             updated=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         )
-        self.manifest = changed.model_copy(update={"current": self.table})
+        current = self.manifest.current if self.is_beside else self.table
+        self.manifest = changed.model_copy(update={"current": current})
         write_manifest(self.run.placement.storage_path, self.manifest)
-
-
-def _check_wanted(run: IndexRun, manifest: Manifest | None, *, update: bool) -> None:
-    """Raise if an index is to be built that is there, or updated that is not, or kept elsewhere."""
-    folder = folder_of(run.placement.storage_path, run.name)
-    if manifest is None:
-        if update:
-            raise ConfigError(
-                f"there is no index {run.name!r} in {folder!r} to update; leave --update out to "
-                "build it, or correct --name or placement.storage_path"
-            )
-        return
-    current = manifest.tables.get(manifest.current or "")
-    if current is not None and current.complete and not update:
-        raise ConfigError(
-            f"the index {run.name!r} is complete ({current.rows:,} rows, {current.updated}); add "
-            "--update to bring it up to date, or give the new one another --name"
-        )
-    if kept_store(run.store) != manifest.store:
-        told = ", ".join(
-            f"store.{name}={value!r} (the index has {manifest.store.get(name)!r})"
-            for name, value in kept_store(run.store).items()
-            if value != manifest.store.get(name)
-        )
-        raise ConfigError(
-            f"the index {run.name!r} is in another store than asked: {told}; give the same "
-            "settings of the store, or give a new index another --name"
-        )
-
-
-def kept_store(store: StoreSettings) -> dict[str, Any]:
-    """Settings of a store that an index keeps: all but those of the store's own index."""
-    return store.model_dump(mode="json", exclude={"index"})
-
-
-def check_same(job: _Job, record: TableRecord) -> None:
-    """Raise if an index's table was made by another model, or of other rows, than asked.
-
-    Raises:
-        ConfigError: it was; the message says what to do.
-    """
-    name, made, asked = job.run.name, record.made_by, job.run.model
-    wanted = {
-        "weights": job.weights,
-        "instruction": asked.instruction,
-        "dimensions": job.dimensions,
-        "number_type": job.run.store.number_type,
-    }
-    if made.weights != job.weights:
-        raise ConfigError(
-            f"the index {name!r} was made by {made.reference!r} (weights {made.weights}), but "
-            f"model.reference={asked.reference!r} has weights {job.weights}; vectors of two models "
-            f"cannot be compared. To change the model of the index: rayembed upgrade --name {name} "
-            f"--model {asked.reference}; to keep both, give the new index another --name"
-        )
-    paths = {"instruction": "model.instruction", "dimensions": "model.dimensions"}
-    for key, value in wanted.items():
-        if (before := getattr(made, key)) != value:
-            path = paths.get(key, f"store.{key}")
-            raise ConfigError(
-                f"{path}={value!r}, but the index {name!r} was made with {before!r}; give "
-                f"{path}={'null' if before is None else before}, or give a new index another --name"
-            )
-    kept = kept_settings(job.run.documents, job.columns)
-    for key, value in kept.items():
-        if (before := record.documents.get(key)) != value:
-            raise ConfigError(
-                f"documents.{key}={value!r}, but the index {name!r} was made with {before!r}; "
-                "give the same setting, or give a new index another --name"
-            )
 
 
 def context_of(run: IndexRun, runtime: Runtime) -> PipelineContext:

@@ -9,7 +9,8 @@ from rayembed.config.override import overridden
 from rayembed.data.given_rows import rows_file
 from rayembed.errors import ConfigError
 from rayembed.pipeline.storage import absolute_storage
-from rayembed_extras.indexing.build import Indexed, build_index
+from rayembed_extras.indexing.build import build_index
+from rayembed_extras.indexing.outcome import Indexed
 from rayembed_extras.indexing.places import store_values
 from rayembed_extras.indexing.report import print_indexed
 from rayembed_extras.indexing.settings import IndexRun

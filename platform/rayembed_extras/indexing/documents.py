@@ -16,45 +16,25 @@ from datetime import date, datetime
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import xxhash
 
-from rayembed.assets.arrow_files import parquet_bytes, read_sealed
+from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import exists, join, write_atomic
 from rayembed.config.types import has_content
-from rayembed.data.engine.exchange import Sent
-from rayembed.data.engine.parts import remedy
-from rayembed.data.engine.shuffle import bucket_of
-from rayembed.data.engine.work_items import EXAMPLES_KEPT, Result
+from rayembed.data.engine.work_items import Result
 from rayembed.data.hashes import text_hash
 from rayembed.data.sources.cells import RowError, name_in, read_column, text_in
 from rayembed.data.sources.files import FilePiece, list_pieces
 from rayembed.data.sources.rows import BadRow, Row, check_columns, read_rows
 from rayembed.errors import ConfigError, DataError
 from rayembed_extras.indexing.chunks import Split, splitter
-from rayembed_extras.indexing.layout import arrow_types
+from rayembed_extras.indexing.rows import ROWS, Columns, metadata_types
 from rayembed_extras.indexing.settings import Chunks, Documents
 from rayembed_extras.indexing.store import RESERVED
 
 CODE_VERSION = 1
 """Code version of reading documents; raise it when the same files yield other rows."""
-
-ROWS = pa.schema(
-    [
-        ("id", pa.string()),
-        ("document", pa.string()),
-        ("chunk", pa.int32()),
-        ("text", pa.string()),
-        ("text_hash", pa.int64()),
-        ("metadata_hash", pa.int64()),
-        ("origin", pa.string()),
-    ]
-)
-"""Columns of a row on its way to the store, before its metadata."""
-
-DUPLICATE = "same text as another row"
-"""Reason for leaving out a row whose id is its text's hash; it counts as no mistake."""
 
 NO_METADATA = 0
 """Hash of a row's metadata where the index has none."""
@@ -67,23 +47,6 @@ _SHOWN_CHARACTERS = 300
 _LARGEST = 2**63
 
 _TYPES: Mapping[type, str] = {str: "string", bool: "bool", int: "int64", float: "double"}
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Columns of the files that hold a document, with the names under which metadata is stored."""
-
-    id: str | None
-    """None: the id is the text's hash."""
-    text: str
-    metadata: Mapping[str, str]
-    """Name in the store → column of the files."""
-
-    @property
-    def read(self) -> tuple[str, ...]:
-        """All columns that are read."""
-        first = (self.text,) if self.id is None else (self.id, self.text)
-        return (*first, *self.metadata.values())
 
 
 def document_pieces(documents: Documents, *, versions: bool = True) -> list[FilePiece]:
@@ -312,106 +275,6 @@ def _column(values: list[Any]) -> pa.Array:
     """Make a column of values of one type, or of integers and floats."""
     zoned = any(isinstance(value, datetime) and value.tzinfo is not None for value in values)
     return pa.array(values, pa.timestamp("us", tz="UTC") if zoned else None)
-
-
-def metadata_types(
-    columns: Columns, results: Sequence[Result], known: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Return the type of each metadata column over all pieces, by its stored name.
-
-    A column without any value has the type of texts; integers become floats where floats stand
-    beside them.
-
-    Args:
-        known: types of an earlier build, which values must fit.
-
-    Raises:
-        DataError: a column holds values of several types, or others than before.
-    """
-    found: dict[str, str] = {}
-    for name, column in columns.metadata.items():
-        kinds: dict[str, str] = {}
-        for result in results:
-            for kind, origin in result["types"].get(name, {}).items():
-                kinds.setdefault(kind, origin)
-        asked = set(kinds) | ({known[name]} if known and name in known else set())
-        if asked == {"int64", "double"}:
-            asked = {"double"} if not known or known.get(name) != "int64" else asked
-        if len(asked) > 1:
-            told = [f"{kind} in {origin}" for kind, origin in kinds.items()]
-            if known and name in known:
-                told.insert(0, f"{known[name]} in the index")
-            raise DataError(
-                f"documents.metadata: the column {column!r} holds values of several types: "
-                f"{', '.join(told)}; write all of them in one type, or leave the column out"
-            )
-        found[name] = next(iter(asked), "string")
-    return found
-
-
-def accept(documents: Documents, results: Sequence[Result]) -> tuple[int, dict[str, int]]:
-    """Return the numbers of rows, and of rejected rows by reason.
-
-    Raises:
-        DataError: no document, or more rejected rows than allowed; the message has examples.
-    """
-    rows = sum(result["rows_in"] for result in results)
-    used = sum(result["rows_used"] for result in results)
-    rejected: Counter[str] = Counter()
-    for result in results:
-        rejected.update(result["rejected"])
-    assert rows == used + sum(rejected.values()), (rows, used, rejected)
-    counts = ", ".join(f"{count:,} × {reason}" for reason, count in sorted(rejected.items()))
-    if not used:
-        raise DataError(
-            f"{documents.path!r} has no document in {rows:,} rows"
-            f"{f': {counts}' if counts else ''}; check documents.path and documents.text"
-        )
-    bad = sum(rejected.values())
-    if bad > documents.max_rejected_share * rows:
-        examples = [example for result in results for example in result["examples"]]
-        shown = "".join(f"\n  {one['reason']}: {one['row']}" for one in examples[:EXAMPLES_KEPT])
-        raise DataError(
-            f"{documents.path!r}: {bad:,} of {rows:,} rows have no usable document ({counts}), "
-            f"more than documents.max_rejected_share={documents.max_rejected_share}; correct the "
-            f"rows, or raise the share to leave them out{shown}"
-        )
-    return rows, dict(sorted(rejected.items()))
-
-
-@dataclass(frozen=True)
-class RowsFile:
-    """Work item: a file of rows that `ReadDocuments` wrote."""
-
-    name: str
-
-    @property
-    def key(self) -> str:
-        """Name of the file without its ending."""
-        return self.name.removesuffix(".parquet")
-
-
-@dataclass(frozen=True)
-class SendRows:
-    """Task of an `exchange`: send the rows of a file to parts, by the hash of the document's id."""
-
-    folder: str
-    parts: int
-    types: Mapping[str, str]
-    """Names of the metadata columns' types."""
-
-    def __call__(self, item: RowsFile) -> Sent:
-        """Read the file; return its rows with the part of each."""
-        path = join(self.folder, item.name)
-        rows = read_sealed(path, remedy=remedy(path)).cast(rows_schema(self.types))
-        documents = rows["document"].to_pylist()
-        parts = np.array([bucket_of(one, self.parts) for one in documents], dtype=np.int64)
-        return Sent(rows, parts, {"rows_in": len(rows), "rows_out": len(rows), "rejected": {}})
-
-
-def rows_schema(types: Mapping[str, str]) -> pa.Schema:
-    """Schema of rows with metadata columns of these types."""
-    return pa.schema([*ROWS, *(pa.field(name, kind) for name, kind in arrow_types(types).items())])
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from rayembed.models.loading.files import weights_fingerprint
 from rayembed.models.loading.load import saved_widths, tokenizer_of
 from rayembed.registry.registered_model import find_folder, pinned_reference
 from rayembed.results.costs import Cost
-from rayembed_extras.indexing.build import settled_run, tracking_uri_of
+from rayembed_extras.indexing.checks import settled_run, tracking_uri_of
 from rayembed_extras.indexing.chunks import check_size, splitter
 from rayembed_extras.indexing.documents import Columns, document_pieces, settled_columns
 from rayembed_extras.indexing.embed import LoadedModel, ModelSpec

@@ -20,7 +20,6 @@ from rayembed.data.engine.exchange import Buckets
 from rayembed.data.engine.parts import remedy
 from rayembed.data.engine.work_items import Result
 from rayembed.errors import DataError
-from rayembed_extras.indexing.documents import rows_schema
 from rayembed_extras.indexing.embed import ModelCheck, ModelSpec, check_model, load
 from rayembed_extras.indexing.layout import stored_vectors
 from rayembed_extras.indexing.ledger import (
@@ -33,6 +32,7 @@ from rayembed_extras.indexing.ledger import (
     without_repetitions,
     write_ledger,
 )
+from rayembed_extras.indexing.rows import rows_schema
 from rayembed_extras.indexing.settings import STORES, StoreSettings
 from rayembed_extras.indexing.store import VECTOR, Layout, Store
 

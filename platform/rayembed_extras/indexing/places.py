@@ -8,13 +8,13 @@ from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
 from rayembed_extras.indexing.settings import STORES, IndexRun, StoreSettings
 
-ADDRESS_SETTINGS = ("to", "path", "folder", "uri", "url", "address", "dsn")
-"""Names that the setting of a store's place may have; the first that it has counts."""
+PLACE = "to"
+"""Setting of a store with its address or folder."""
 
 
 def address_setting(kind: type[Any]) -> str | None:
     """Name of the setting that says where a store is; None: it has none."""
-    return next((name for name in ADDRESS_SETTINGS if name in kind.model_fields), None)
+    return PLACE if PLACE in kind.model_fields else None
 
 
 def place_of(store: StoreSettings) -> str:

@@ -7,7 +7,7 @@ from rayembed.display.tables import console, facts_table
 from rayembed_extras.indexing.places import place_of
 
 if TYPE_CHECKING:
-    from rayembed_extras.indexing.build import Indexed
+    from rayembed_extras.indexing.outcome import Indexed
 
 
 def print_indexed(made: "Indexed", out: TextIO | None = None) -> None:

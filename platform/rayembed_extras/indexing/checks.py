@@ -1,0 +1,224 @@
+"""Check what an index job is asked for against its files, model, store and record, before work."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, cast
+
+from rayembed.assets.storage import join
+from rayembed.data.sources.files import FilePiece
+from rayembed.errors import ConfigError
+from rayembed.models.loading.files import weights_fingerprint
+from rayembed.models.loading.load import check_loadable, saved_widths, tokenizer_of
+from rayembed.pipeline.storage import placed
+from rayembed.registry.registered_model import SCHEME, find_folder, pinned_reference
+from rayembed.registry.tracking_uri import resolve_tracking_uri
+from rayembed_extras.indexing.chunks import check_size
+from rayembed_extras.indexing.documents import (
+    document_pieces,
+    kept_settings,
+    replace_id,
+    settled_columns,
+)
+from rayembed_extras.indexing.layout import arrow_types, scale_of
+from rayembed_extras.indexing.manifest import Manifest, TableRecord, folder_of
+from rayembed_extras.indexing.places import address_setting
+from rayembed_extras.indexing.rows import Columns
+from rayembed_extras.indexing.settings import IndexRun, StoreSettings
+from rayembed_extras.indexing.store import Layout, Store
+
+FOLDER_KINDS = ("parquet", "lance", "faiss")
+"""Kinds of stores whose place is a folder, by default the index's own."""
+
+
+def settled_run(run: IndexRun) -> IndexRun:
+    """Return the settings with an absolute storage path and the store's default folder."""
+    run = placed(run)
+    if "://" not in run.documents.path:
+        path = str(Path(run.documents.path).expanduser().absolute())
+        documents = run.documents.model_copy(update={"path": path})
+        run = run.model_copy(update={"documents": documents})
+    store = run.store
+    setting = address_setting(type(store))
+    if setting is None or store.kind not in FOLDER_KINDS:
+        return run
+    place = getattr(store, setting)
+    if place is None:
+        place = join(folder_of(run.placement.storage_path, run.name), "store")
+    elif "://" not in place:
+        place = str(Path(place).expanduser().absolute())
+    return run.model_copy(update={"store": store.model_copy(update={setting: place})})
+
+
+def tracking_uri_of(run: IndexRun) -> str | None:
+    """MLflow's address, where the model is a registered one; None: it is not."""
+    if not run.model.reference.startswith(SCHEME):
+        return run.tracking_uri
+    return resolve_tracking_uri(run.tracking_uri, run.placement.storage_path, make_folder=False)
+
+
+@dataclass
+class CheckedIndex:
+    """A job on one table of an index, whose settings have been checked."""
+
+    run: IndexRun
+    manifest: Manifest
+    table: str
+    record: TableRecord | None
+    """Record of the table; None: no job has begun to write it."""
+    pieces: Sequence[FilePiece]
+    columns: Columns
+    reference: str
+    folder: Path
+    tracking_uri: str | None
+    weights: str
+    dimensions: int
+    store: Store
+
+    @classmethod
+    def of(
+        cls, run: IndexRun, manifest: Manifest | None, *, update: bool, beside: str | None = None
+    ) -> Self:
+        """Check the settings against files, model, store and record.
+
+        Raises:
+            RayembedError: what is wrong and what to do.
+        """
+        check_wanted(run, manifest, update=update or beside is not None)
+        known = manifest or Manifest(name=run.name, store=kept_store(run.store))
+        table = beside or known.current or f"{run.name}_1"
+        record = known.tables.get(table)
+        uri = tracking_uri_of(run)
+        reference = pinned_reference(run.model.reference, uri)
+        folder = find_folder(reference, uri)
+        check_loadable(folder)
+        widths = saved_widths(folder)
+        if run.model.dimensions not in (None, *widths):
+            raise ConfigError(
+                f"model.dimensions={run.model.dimensions}: the vectors of "
+                f"{run.model.reference!r} may be cut to {', '.join(map(str, widths))}"
+            )
+        documents = run.documents
+        if record is not None and documents.id is None:
+            documents = replace_id(documents, record.documents.get("id"))
+        pieces = document_pieces(documents)
+        columns = settled_columns(documents, pieces)
+        job = cls(
+            run,
+            known,
+            table,
+            record,
+            pieces,
+            columns,
+            reference,
+            folder,
+            uri,
+            weights_fingerprint(folder),
+            run.model.dimensions or widths[0],
+            cast(Store, run.store.open()),
+        )
+        try:
+            job.check()
+        except BaseException:
+            job.store.close()
+            raise
+        return job
+
+    def check(self) -> None:
+        """Raise where the record, the model or the store does not take what is asked."""
+        if self.record is not None:
+            check_same(self, self.record)
+        documents = self.run.documents
+        if documents.chunks.by != "document":
+            tokenizer = tokenizer_of(self.folder)
+            prompt = tokenizer.prompt(self.run.model.instruction or "", "document")
+            check_size(documents.chunks, tokenizer, prompt)
+        types: Mapping[str, str] = {} if self.record is None else self.record.metadata
+        self.store.check(self.layout(types), self.run.name)
+        if self.record is None and self.table in self.store.tables(self.run.name):
+            raise ConfigError(
+                f"the store has a table {self.table!r} that no record in "
+                f"{folder_of(self.run.placement.storage_path, self.run.name)!r} names: another "
+                "index uses it. Give this one another --name, or another place (--to)"
+            )
+
+    def layout(self, types: Mapping[str, str]) -> Layout:
+        """Return the table's columns and vectors with metadata of these types."""
+        number_type = self.run.store.number_type
+        return Layout(
+            self.dimensions,
+            number_type,
+            arrow_types(types),
+            self.run.documents.store_text,
+            scale_of(self.dimensions, number_type),
+        )
+
+
+def check_wanted(run: IndexRun, manifest: Manifest | None, *, update: bool) -> None:
+    """Raise if an index is to be built that is there, or updated that is not, or kept elsewhere."""
+    folder = folder_of(run.placement.storage_path, run.name)
+    if manifest is None:
+        if update:
+            raise ConfigError(
+                f"there is no index {run.name!r} in {folder!r} to update; leave --update out to "
+                "build it, or correct --name or placement.storage_path"
+            )
+        return
+    current = manifest.tables.get(manifest.current or "")
+    if current is not None and current.complete and not update:
+        raise ConfigError(
+            f"the index {run.name!r} is complete ({current.rows:,} rows, {current.updated}); add "
+            "--update to bring it up to date, or give the new one another --name"
+        )
+    if kept_store(run.store) != manifest.store:
+        told = ", ".join(
+            f"store.{name}={value!r} (the index has {manifest.store.get(name)!r})"
+            for name, value in kept_store(run.store).items()
+            if value != manifest.store.get(name)
+        )
+        raise ConfigError(
+            f"the index {run.name!r} is in another store than asked: {told}; give the same "
+            "settings of the store, or give a new index another --name"
+        )
+
+
+def kept_store(store: StoreSettings) -> dict[str, Any]:
+    """Settings of a store that an index keeps: all but those of the store's own index."""
+    return store.model_dump(mode="json", exclude={"index"})
+
+
+def check_same(job: CheckedIndex, record: TableRecord) -> None:
+    """Raise if an index's table was made by another model, or of other rows, than asked.
+
+    Raises:
+        ConfigError: it was; the message says what to do.
+    """
+    name, made, asked = job.run.name, record.made_by, job.run.model
+    wanted = {
+        "weights": job.weights,
+        "instruction": asked.instruction,
+        "dimensions": job.dimensions,
+        "number_type": job.run.store.number_type,
+    }
+    if made.weights != job.weights:
+        raise ConfigError(
+            f"the index {name!r} was made by {made.reference!r} (weights {made.weights}), but "
+            f"model.reference={asked.reference!r} has weights {job.weights}; vectors of two models "
+            f"cannot be compared. To change the model of the index: rayembed upgrade --name {name} "
+            f"--model {asked.reference}; to keep both, give the new index another --name"
+        )
+    paths = {"instruction": "model.instruction", "dimensions": "model.dimensions"}
+    for key, value in wanted.items():
+        if (before := getattr(made, key)) != value:
+            path = paths.get(key, f"store.{key}")
+            raise ConfigError(
+                f"{path}={value!r}, but the index {name!r} was made with {before!r}; give "
+                f"{path}={'null' if before is None else before}, or give a new index another --name"
+            )
+    kept = kept_settings(job.run.documents, job.columns)
+    for key, value in kept.items():
+        if (before := record.documents.get(key)) != value:
+            raise ConfigError(
+                f"documents.{key}={value!r}, but the index {name!r} was made with {before!r}; "
+                "give the same setting, or give a new index another --name"
+            )
