@@ -1,0 +1,237 @@
+"""Tables that are files or folders in one place, local or in object storage, and the file that a
+name's current table stands in.
+
+<to>/docs_1.lance/    a table; the ending is the store's
+     docs.json        the current table of the index `docs`
+
+The stores `parquet`, `lance` and `faiss` share it.
+"""
+
+import base64
+import re
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs
+
+from rayembed.assets.clients import why
+from rayembed.assets.json_files import read_json, write_json
+from rayembed.assets.storage import (
+    check_writable,
+    exists,
+    is_remote,
+    join,
+    open_storage,
+    remove_folder,
+)
+from rayembed.errors import ArtifactError, ConfigError, PlacementError, StorageError
+from rayembed_extras.indexing.store import VECTOR, Found, Layout
+
+_NUMBERED = re.compile(r"(?P<name>.+)_[1-9][0-9]*")
+
+
+def index_of(table: str) -> str:
+    """Name of the index that a table belongs to: `docs` of `docs_12`.
+
+    Raises:
+        ConfigError: the table has no number at its end.
+    """
+    match = _NUMBERED.fullmatch(table)
+    if match is None:
+        raise ConfigError(
+            f"a table is named by its index and a number, such as docs_1, not {table!r}"
+        )
+    return match["name"]
+
+
+class TableFolder:
+    """Tables of a file store in one folder or prefix."""
+
+    def __init__(self, to: str | None, ending: str) -> None:
+        """Open a place for tables.
+
+        Args:
+            to: folder or address.
+            ending: of the tables' names, such as `.lance`.
+
+        Raises:
+            ConfigError: there is no place.
+        """
+        if not to:
+            raise ConfigError(
+                "store.to is missing: give the folder or the address (s3://…) of the tables"
+            )
+        self.to, self._ending = to, ending
+
+    def path(self, table: str) -> str:
+        """Folder of a table."""
+        index_of(table)
+        return join(self.to, table + self._ending)
+
+    def check(self) -> None:
+        """Check that files can be written there.
+
+        Raises:
+            ConfigError: they cannot.
+        """
+        try:
+            check_writable(self.to)
+        except PlacementError as error:
+            problem = str(error).replace("placement.storage_path", "store.to")
+            raise ConfigError(problem) from error
+
+    def tables(self, name: str) -> list[str]:
+        """Tables of an index in the order of their numbers."""
+        pattern = re.compile(re.escape(name) + r"_([1-9][0-9]*)" + re.escape(self._ending))
+        filesystem, inside = open_storage(self.to)
+        selector = pyarrow.fs.FileSelector(inside, recursive=False, allow_not_found=True)
+        try:
+            names = [info.base_name for info in filesystem.get_file_info(selector)]
+        except OSError as error:
+            raise StorageError(f"cannot list {self.to!r}: {why(error)}") from error
+        numbers = sorted(int(match[1]) for match in map(pattern.fullmatch, names) if match)
+        return [f"{name}_{number}" for number in numbers]
+
+    def point(self, name: str, table: str) -> None:
+        """Write the current table of a name, in one step."""
+        write_json(self._pointer(name), {"table": table + self._ending})
+
+    def pointed(self, name: str) -> str | None:
+        """Current table of a name; None: the name is not used, or by a store of another kind."""
+        path = self._pointer(name)
+        if not exists(path):
+            return None
+        table = read_json(path, "Restore it, or point the name at a table again").get("table", "")
+        return str(table).removesuffix(self._ending) if table.endswith(self._ending) else None
+
+    def drop(self, table: str) -> None:
+        """Remove a table's folder; locally it disappears in one step.
+
+        Raises:
+            ConfigError: the name of its index refers to it.
+        """
+        name = index_of(table)
+        if self.pointed(name) == table:
+            raise ConfigError(
+                f"the index {name} refers to the table {table}; point it at another one before "
+                "this one is dropped"
+            )
+        path = self.path(table)
+        if is_remote(path):
+            remove_folder(path)
+            return
+        folder = Path(open_storage(path)[1])
+        hidden = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.dropped")
+        try:
+            folder.rename(hidden)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise StorageError(f"cannot remove {path!r}: {error}") from error
+        for left in folder.parent.glob(f".{folder.name}.*.dropped"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def _pointer(self, name: str) -> str:
+        return join(self.to, f"{name}.json")
+
+
+def layout_values(layout: Layout) -> dict[str, Any]:
+    """Values of a layout for a JSON file; see `layout_from`."""
+    return {
+        "dimensions": layout.dimensions,
+        "number_type": layout.number_type,
+        "scale": layout.scale,
+        "has_text": layout.has_text,
+        "metadata": base64.b64encode(pa.schema(layout.metadata).serialize()).decode(),
+    }
+
+
+def layout_from(values: Mapping[str, Any]) -> Layout:
+    """Layout of the values that `layout_values` gives.
+
+    Raises:
+        ArtifactError: they are incomplete or broken.
+    """
+    try:
+        metadata = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(values["metadata"])))
+        return Layout(
+            int(values["dimensions"]),
+            values["number_type"],
+            {field.name: field.type for field in metadata},
+            bool(values["has_text"]),
+            float(values["scale"]),
+        )
+    except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        raise ArtifactError(f"the layout of a table is broken: {error!r}") from error
+
+
+def check_layout(table: str, present: Layout, wanted: Layout) -> None:
+    """Check that an existing table has the wanted columns.
+
+    Raises:
+        ConfigError: it has others; the message has the first difference.
+    """
+    for of, one, two in (
+        ("dimensions", present.dimensions, wanted.dimensions),
+        ("number type", present.number_type, wanted.number_type),
+        ("scale of int8", present.scale, wanted.scale),
+        ("text", present.has_text, wanted.has_text),
+        ("metadata columns", dict(present.metadata), dict(wanted.metadata)),
+    ):
+        if one != two:
+            raise ConfigError(
+                f"the table {table} exists with other columns ({of}: {one}, wanted: {two}); "
+                "build a new table"
+            )
+
+
+def checked_rows(table: str, rows: pa.Table, layout: Layout) -> pa.Table:
+    """Return rows with exactly the columns and types of a layout.
+
+    Raises:
+        ConfigError: names or types differ.
+    """
+    schema = layout.schema
+    wanted = {field.name: field.type for field in schema}
+    given = {field.name: field.type for field in rows.schema}
+    if wanted == given and len(given) == rows.num_columns:
+        return rows.select(schema.names).cast(schema)
+    if given.get(VECTOR, wanted[VECTOR]) != wanted[VECTOR]:
+        raise ConfigError(
+            f"the table {table} has vectors of {layout.dimensions} dimensions as "
+            f"{wanted[VECTOR]}, but the rows have {given[VECTOR]}"
+        )
+    columns = sorted(name for name in {*wanted, *given} if wanted.get(name) != given.get(name))
+    raise ConfigError(
+        f"the rows for the table {table} have other columns or types: {', '.join(columns)}; "
+        f"it has {', '.join(schema.names)}"
+    )
+
+
+def checked_queries(table: str, queries: np.ndarray, dimensions: int) -> np.ndarray:
+    """Return (Q, D) queries in float32.
+
+    Raises:
+        ConfigError: they have another width than the table's vectors.
+    """
+    if queries.ndim != 2 or queries.shape[1] != dimensions:
+        raise ConfigError(
+            f"the table {table} has vectors of {dimensions} dimensions, but the queries have the "
+            f"shape {queries.shape}; embed them by the model of the index"
+        )
+    return np.ascontiguousarray(queries, np.float32)
+
+
+def padded(found: Sequence[tuple[Sequence[str], np.ndarray]], k: int) -> Found:
+    """Results of Q queries, each at most k ids and their scores, best first, as `Found`."""
+    scores = np.full((len(found), k), -np.inf, np.float32)
+    ids: list[list[str]] = []
+    for row, (of_query, values) in enumerate(found):
+        scores[row, : len(of_query)] = values
+        ids.append([*of_query, *[""] * (k - len(of_query))])
+    return Found(ids, scores)
