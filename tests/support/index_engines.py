@@ -62,7 +62,6 @@ class Engine:
     """Index settings that must build over 600 rows, and find most of the best."""
     has_files: bool = True
     """Whether the test's own process writes the files, so that its limit of file sizes counts."""
-    timestamps_us: bool = True
 
 
 def _folder(place: Path) -> dict[str, Any]:
@@ -82,7 +81,7 @@ ENGINES: dict[str, Engine] = {
     "faiss": Engine(
         _folder,
         packages=("faiss",),
-        approximate=({"factory": "IVF4,Flat"}, {"factory": "HNSW16"}),
+        approximate=({"factory": "IVF4,Flat"}, {"factory": "HNSW16"}, {"factory": "BIVF4"}),
     ),
 }
 """Engine of each kind of store; a kind without one fails `test_every_kind_has_an_engine`."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs
 
 from rayembed.assets.clients import why
@@ -194,12 +195,14 @@ def checked_rows(table: str, rows: pa.Table, layout: Layout) -> pa.Table:
     """Return rows with exactly the columns and types of a layout.
 
     Raises:
-        ConfigError: names or types differ.
+        ConfigError: names or types differ, or an id occurs twice.
     """
     schema = layout.schema
     wanted = {field.name: field.type for field in schema}
     given = {field.name: field.type for field in rows.schema}
     if wanted == given and len(given) == rows.num_columns:
+        if pc.count_distinct(rows["id"]).as_py() != rows.num_rows:
+            raise ConfigError(f"the rows for the table {table} have an id twice")
         return rows.select(schema.names).cast(schema)
     if given.get(VECTOR, wanted[VECTOR]) != wanted[VECTOR]:
         raise ConfigError(
