@@ -214,11 +214,16 @@ class LanceTables:
                     "q": pa.array(query),
                     "k": k,
                 }
-                rows = opened.scanner(
-                    columns=["id", "_distance"],
-                    nearest=nearest,
-                    disable_scoring_autoprojection=True,
-                ).to_table()
+                try:
+                    scanner = opened.scanner(
+                        columns=["id", "_distance"],
+                        nearest=nearest,
+                        disable_scoring_autoprojection=True,
+                    )
+                except TypeError as error:
+                    problem = f"Lance's search has not all of {', '.join(options or {})}: {error}"
+                    raise ConfigError(problem) from error
+                rows = scanner.to_table()
                 distances = rows["_distance"].to_numpy()
                 scores = 1 - (2 / layout.dimensions if bits else 1) * distances
                 found.append((rows["id"].to_pylist(), scores))
