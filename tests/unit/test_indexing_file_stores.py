@@ -243,6 +243,6 @@ def test_settings_that_fail_on_the_rows_are_told(tmp_path: Path) -> None:
         with closing(settings_of(kind, "float32", tmp_path / kind, {}).open()) as store:
             store.finish("docs_1", layout)
             assert scanned(store, "docs_1", layout) == by_id(rows)
+            query = unit_vectors(np.random.default_rng(0), 1)
             with pytest.raises(ConfigError, match="probings"):
-                query = unit_vectors(np.random.default_rng(0), 1)
                 store.search("docs_1", query, 3, {"probings": 9})

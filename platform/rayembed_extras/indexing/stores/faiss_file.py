@@ -43,16 +43,15 @@ from rayembed.machine.quantisation import to_bits
 from rayembed.search.faiss_library import require_faiss
 from rayembed_extras.indexing.settings import NumberType, StoreSettings
 from rayembed_extras.indexing.store import VECTOR, Found, Layout
-from rayembed_extras.indexing.stores.table_folder import (
-    TableFolder,
+from rayembed_extras.indexing.stores.layouts import (
     check_layout,
     checked_queries,
     checked_rows,
-    index_of,
     layout_from,
     layout_values,
     padded,
 )
+from rayembed_extras.indexing.stores.table_folder import TableFolder, index_of
 
 _ROWS_AT_ONCE = 8192
 """Largest number of rows of a batch that `scan` yields and an index takes at a time."""

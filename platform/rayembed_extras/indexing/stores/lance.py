@@ -36,16 +36,15 @@ from rayembed.errors import (
 from rayembed.machine.quantisation import to_bits
 from rayembed_extras.indexing.settings import NumberType, StoreSettings
 from rayembed_extras.indexing.store import VECTOR, Found, Layout
-from rayembed_extras.indexing.stores.table_folder import (
-    TableFolder,
+from rayembed_extras.indexing.stores.layouts import (
     check_layout,
     checked_queries,
     checked_rows,
-    index_of,
     layout_from,
     layout_values,
     padded,
 )
+from rayembed_extras.indexing.stores.table_folder import TableFolder, index_of
 
 logger = logging.getLogger(__name__)
 
