@@ -24,7 +24,7 @@ from s3_server import BUCKET, s3_server
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, ConfigError, StorageFullError
 from rayembed_extras.indexing.settings import STORES
-from rayembed_extras.indexing.stores import faiss_file
+from rayembed_extras.indexing.stores import faiss_tables
 
 
 class Killed(BaseException):
@@ -48,8 +48,8 @@ def _dying(monkeypatch: pytest.MonkeyPatch, at: int) -> Callable[[], int]:
         return call
 
     for name in WRITES:
-        monkeypatch.setattr(faiss_file, name, dies(getattr(faiss_file, name)))
-    tables = faiss_file.FaissTables
+        monkeypatch.setattr(faiss_tables, name, dies(getattr(faiss_tables, name)))
+    tables = faiss_tables.FaissTables
     monkeypatch.setattr(tables, "_write_index", dies(tables._write_index))
     return lambda: done[0]
 

@@ -51,6 +51,10 @@ logger = logging.getLogger(__name__)
 _LAYOUT = b"rayembed.layout"
 """Entry of a table's schema with its layout."""
 
+_KEY = {b"lance-schema:unenforced-primary-key": b"true"}
+"""Mark of the column by which Lance sees that two processes insert the same id at once. Without it
+both rows stay."""
+
 _IDS_AT_ONCE = 10_000
 """Ids of one statement that deletes rows."""
 
@@ -134,7 +138,10 @@ class LanceTables:
             check_layout(table, self._layout(table), layout)
             return
         note = {_LAYOUT: json.dumps(layout_values(layout)).encode()}
-        empty = layout.schema.with_metadata(note).empty_table()
+        schema = layout.schema.with_metadata(note)
+        place = schema.get_field_index("id")
+        schema = schema.set(place, schema.field(place).with_metadata(_KEY))
+        empty = schema.empty_table()
         with self._answers(table):
             lance.write_dataset(empty, self._uri(table), storage_options=self._options())
 
@@ -254,6 +261,10 @@ class LanceTables:
         """Remove a table's folder."""
         self._layouts.pop(table, None)
         self._folder.drop(table)
+
+    def bytes_of(self, table: str) -> int:
+        """Sum the bytes of a table's files, with its index and former versions."""
+        return self._folder.bytes_of(table)
 
     def close(self) -> None:
         """Do nothing: no connection is held."""

@@ -19,6 +19,7 @@ from rayembed.assets.json_files import read_json, write_json
 from rayembed.assets.storage import (
     check_writable,
     exists,
+    file_sizes,
     is_remote,
     join,
     open_storage,
@@ -129,6 +130,10 @@ class TableFolder:
             raise StorageError(f"cannot remove {path!r}: {error}") from error
         for left in folder.parent.glob(f".{folder.name}.*.dropped"):
             shutil.rmtree(left, ignore_errors=True)
+
+    def bytes_of(self, table: str) -> int:
+        """Sum the bytes of a table's files."""
+        return sum(file_sizes(self.path(table), recursive=True).values())
 
     def _pointer(self, name: str) -> str:
         return join(self.to, f"{name}.json")
