@@ -123,7 +123,8 @@ run_scores_job = Job(
         ),
         option(
             "--search SETTINGS",
-            "settings of a search, such as nprobes=20; each is measured on every table",
+            "settings of a search, such as nprobes=20; each is measured on every copy, or without "
+            "copies on the index as it is built",
             often=True,
         ),
         option("--k NUMBER", "results of a query", type=int, default=10),

@@ -61,7 +61,8 @@ class ScoresRequest:
     indexes: tuple[Mapping[str, Any], ...] = ()
     """Index settings of further tables; empty with number types: none."""
     searches: tuple[Mapping[str, Any], ...] = ()
-    """Settings of searches, each measured on every table; empty: the store's defaults."""
+    """Settings of searches, each measured on every copy, or without copies on the index as it is
+    built; empty: the store's defaults."""
     k: int = 10
     sample: int = 500
     """Number of stored rows that are queries where there are no judged ones."""
@@ -342,7 +343,10 @@ class _Work:
         seconds: float | None = None,
     ) -> list[StoreScores]:
         made = []
-        for options in self._request.searches or ({},):
+        searches = self._request.searches or ({},)
+        if self.copies and index == AS_BUILT:
+            searches = ({},)  # they are settings of the copies' index
+        for options in searches:
             found = store.search(table, self.queries, self._depth, options)
             ids = [[name for name in of_query if name] for of_query in found.ids]
             ndcg, judged = self._judged_scores(ids)

@@ -1,0 +1,269 @@
+"""Measurement of what a store returns (`rayembed index-scores`), against plain computations."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from index_engines import layout_of, stored, unit_vectors
+
+from rayembed.config.settings import parse
+from rayembed.errors import ConfigError, DataError
+from rayembed.jobs.table import JOBS
+from rayembed_extras.indexing import store_scores
+from rayembed_extras.indexing.judged_queries import JudgedQueries, read_queries, scores_of
+from rayembed_extras.indexing.manifest import MadeBy, Manifest, TableRecord, write_manifest
+from rayembed_extras.indexing.scores_job import run_scores_job, settings_in
+from rayembed_extras.indexing.settings import STORES
+from rayembed_extras.indexing.store import VECTOR, Layout
+from rayembed_extras.indexing.store_scores import AS_BUILT, ScoresRequest, measure
+
+D, N = 32, 400
+
+
+def make_index(
+    folder: Path, kind: str, *, number_type: str = "float32", pieces: int = 1
+) -> tuple[str, np.ndarray, list[str]]:
+    """Make an index of N random vectors with a record; returns storage, vectors and ids."""
+    storage, to = str(folder / "outputs"), str(folder / "store")
+    vectors = unit_vectors(np.random.default_rng(0), N, D)
+    scale = layout_of(number_type, dimensions=D).scale
+    layout = Layout(D, number_type, {}, has_text=True, scale=scale)  # type: ignore[arg-type]
+    ids = [f"d{n // pieces}#{n % pieces}" if pieces > 1 else f"d{n}" for n in range(N)]
+    values = stored(vectors, layout)
+    rows = pa.table(
+        {
+            "id": ids,
+            "document": [name.partition("#")[0] for name in ids],
+            "chunk": np.arange(N, dtype=np.int32) % pieces,
+            "text": [f"text {n}" for n in range(N)],
+            VECTOR: pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1]),
+        },
+        schema=layout.schema,
+    )
+    kept = {"kind": kind, "to": to, "number_type": number_type}
+    store = parse(STORES.classes()[kind], kept).open()  # type: ignore[attr-defined]
+    store.create("docs_1", layout)
+    store.upsert("docs_1", rows)
+    store.finish("docs_1", layout)
+    store.point("docs", "docs_1")
+    store.close()
+    made_by = MadeBy(
+        reference="none",
+        weights="none",
+        instruction=None,
+        dimensions=D,
+        dtype="float32",
+        number_type=number_type,
+        scale=scale,
+    )
+    record = TableRecord(
+        table="docs_1", made_by=made_by, documents={"store_text": True}, parts=1, complete=True
+    )
+    tables = {"docs_1": record}
+    write_manifest(storage, Manifest(name="docs", store=kept, current="docs_1", tables=tables))
+    return storage, vectors, ids
+
+
+def plain_recall(queries: np.ndarray, exact: np.ndarray, vectors: np.ndarray, k: int) -> float:
+    """Recall of exact search in other vectors, without ties."""
+    asked = np.argsort(-(queries @ vectors.T), axis=1)[:, :k]
+    right = np.argsort(-(queries @ exact.T), axis=1)[:, :k]
+    return float(np.mean([len(set(a) & set(b)) / k for a, b in zip(asked, right, strict=True)]))
+
+
+@pytest.mark.parametrize("kind", ["lance", "faiss", "parquet"])
+def test_rows_of_the_index_as_queries(kind: str, tmp_path: Path) -> None:
+    storage, _, _ = make_index(tmp_path, kind)
+    report = measure(ScoresRequest(storage, "docs", sample=50), None)
+    exact, as_built = report.scores
+    assert (report.rows, report.queries, report.judged) == (N, 50, False)
+    assert (exact.index, exact.recall, exact.recall_of_table) == ("exact search", 1.0, 1.0)
+    assert (as_built.index, as_built.number_type) == (AS_BUILT, "float32")
+    assert as_built.recall == as_built.recall_of_table == 1.0
+    assert as_built.ndcg is None
+    assert as_built.milliseconds is not None
+    assert as_built.slow_milliseconds is not None
+    assert 0 < as_built.milliseconds <= as_built.slow_milliseconds
+
+
+def test_copies_by_number_type_index_and_search(tmp_path: Path, monkeypatch: Any) -> None:
+    storage, vectors, ids = make_index(tmp_path, "faiss")
+    queries = unit_vectors(np.random.default_rng(1), 40, D)
+    monkeypatch.setattr(store_scores, "query_vectors", lambda *_: queries)
+    nearest = np.argsort(-(queries @ vectors.T), axis=1)
+    grades: Any = tuple({ids[row[0]]: 2, ids[row[3]]: 1, "gone": 1} for row in nearest)
+    judged = JudgedQueries(tuple(f"query {n}" for n in range(40)), grades)
+    request = ScoresRequest(
+        storage,
+        "docs",
+        number_types=("float32", "int8", "bits"),
+        indexes=({},),
+        searches=({},),
+        k=5,
+    )
+    report = measure(request, judged)
+    rows = {(row.number_type, row.index): row for row in report.scores}
+    assert len(rows) == 3 + 1 + 3
+    layouts = {name: layout_of(name, dimensions=D) for name in ("int8", "bits")}
+    codes = stored(vectors, layouts["int8"]).astype(np.float32)
+    expected = plain_recall(queries, vectors, codes, 5)
+    found = rows["int8", "none"]
+    assert found.recall == 1.0
+    assert found.recall_of_table == pytest.approx(expected, abs=0.005)
+    assert rows["bits", "none"].recall == 1.0
+    assert rows["bits", "none"].recall_of_table < 0.8 < rows["int8", "none"].recall_of_table
+    # nDCG by hand: grades 2 at place 1 and 1 at place 4, ideal 2, 1, 1.
+    ideal = 2 + 1 / np.log2(3) + 1 / 2
+    assert rows["float32", AS_BUILT].ndcg == pytest.approx((2 + 1 / np.log2(5)) / ideal)
+    assert rows["float32", AS_BUILT].judged_recall == pytest.approx(2 / 3)
+    assert rows["float32", "exact search"].ndcg == rows["float32", "none"].ndcg
+    bytes_of = {name: rows[name, "none"].bytes_a_row or 0 for name in ("float32", "int8", "bits")}
+    assert bytes_of["float32"] > bytes_of["int8"] > bytes_of["bits"] > 0
+    store = parse(STORES.classes()["faiss"], {"kind": "faiss", "to": str(tmp_path / "store")})
+    assert store.open().tables("docs_trial") == []  # type: ignore[attr-defined]
+    assert store.open().count("docs_1") == N  # type: ignore[attr-defined]
+
+
+def test_an_approximate_index_and_its_searches(tmp_path: Path) -> None:
+    storage, _, _ = make_index(tmp_path, "faiss")
+    request = ScoresRequest(
+        storage,
+        "docs",
+        indexes=({"factory": "IVF16,Flat"},),
+        searches=({"nprobe": 1}, {"nprobe": 4}, {"nprobe": 16}),
+        sample=60,
+    )
+    with pytest.raises(ConfigError, match="nprobe"):
+        measure(request, None)  # the table as it is built has no lists
+    storage, _, _ = make_index(tmp_path / "second", "lance")
+    request = ScoresRequest(
+        storage,
+        "docs",
+        indexes=({"index_type": "IVF_FLAT", "num_partitions": 16},),
+        searches=({"nprobes": 1}, {"nprobes": 4}, {"nprobes": 16}),
+        sample=60,
+    )
+    report = measure(request, None)
+    recalls = {
+        row.search: row.recall for row in report.scores if row.index.startswith("index_type")
+    }
+    assert list(recalls) == ["nprobes=1", "nprobes=4", "nprobes=16"]
+    assert recalls["nprobes=1"] < recalls["nprobes=4"] < recalls["nprobes=16"] == 1.0
+
+
+def test_documents_in_several_pieces_count_once(tmp_path: Path, monkeypatch: Any) -> None:
+    storage, vectors, ids = make_index(tmp_path, "parquet", pieces=4)
+    queries = vectors[:20] + 0.0
+    monkeypatch.setattr(store_scores, "query_vectors", lambda *_: queries)
+    grades: Any = tuple({ids[n].partition("#")[0]: 1} for n in range(20))
+    report = measure(ScoresRequest(storage, "docs", k=3), JudgedQueries(("q",) * 20, grades))
+    assert [row.ndcg for row in report.scores] == [1.0, 1.0]
+    assert [row.recall for row in report.scores] == [1.0, 1.0]
+
+
+def test_what_cannot_be_measured_is_refused_before_work(tmp_path: Path) -> None:
+    storage, _, _ = make_index(tmp_path, "faiss", number_type="int8")
+    with pytest.raises(ConfigError, match="stores int8, of which no float32"):
+        measure(ScoresRequest(storage, "docs", number_types=("float32",)), None)
+    with pytest.raises(ConfigError, match="IVF7"):
+        measure(ScoresRequest(storage, "docs", indexes=({"factory": "IVF7,X"},)), None)
+    with pytest.raises(ConfigError, match="no finished index 'other'"):
+        measure(ScoresRequest(storage, "other"), None)
+    assert len(measure(ScoresRequest(storage, "docs", number_types=("bits",)), None).scores) == 4
+
+
+def test_a_copy_that_a_killed_job_left_is_removed(tmp_path: Path) -> None:
+    storage, _, _ = make_index(tmp_path, "lance")
+    store: Any = parse(STORES.classes()["lance"], {"kind": "lance", "to": str(tmp_path / "store")})
+    store.open().create("docs_trial_1", Layout(7, "float32", {}))
+    measure(ScoresRequest(storage, "docs", number_types=("float16",)), None)
+    assert store.open().tables("docs_trial") == []
+
+
+def test_scores_of_a_query_equal_trec_eval() -> None:
+    pytrec_eval = pytest.importorskip("pytrec_eval")
+    rng = np.random.default_rng(4)
+    for _ in range(20):
+        grades = {f"d{n}": int(rng.integers(0, 4)) for n in rng.permutation(30)[:12]}
+        ranked = [f"d{n}" for n in rng.permutation(30)[:20]]
+        run = {"q": {name: float(100 - n) for n, name in enumerate(ranked)}}
+        judge = pytrec_eval.RelevanceEvaluator({"q": grades}, {"ndcg_cut.10", "recall.10"})
+        theirs = judge.evaluate(run)["q"]
+        ndcg, recall = scores_of(ranked, grades, 10)
+        assert ndcg == pytest.approx(theirs["ndcg_cut_10"])
+        assert recall == pytest.approx(theirs["recall_10"])
+
+
+def test_queries_are_read_from_rows_and_from_beirs_layout(tmp_path: Path) -> None:
+    rows = [("first", "d1"), ("second", "d2"), ("first", "d3")]
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps({"query": q, "document": d}) + "\n" for q, d in rows))
+    found = read_queries(str(file), "test")
+    assert found == JudgedQueries(("first", "second"), ({"d1": 1, "d3": 1}, {"d2": 1}))
+    file.write_text('{"query": "first"}\n')
+    with pytest.raises(DataError, match="no query or no document"):
+        read_queries(str(file), "test")
+    folder = tmp_path / "beir"
+    (folder / "qrels").mkdir(parents=True)
+    (folder / "corpus.jsonl").write_text(
+        '{"_id": "d1", "text": "one"}\n{"_id": "d2", "text": "b"}\n'
+    )
+    (folder / "queries.jsonl").write_text('{"_id": "q", "text": "ask"}\n')
+    (folder / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nq\td1\t2\nq\td2\t0\n")
+    assert read_queries(str(folder), "test") == JudgedQueries(("ask",), ({"d1": 2, "d2": 0},))
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("none", {}),
+        ("factory=IVF64,Flat", {"factory": "IVF64,Flat"}),
+        ("factory=IVF64,PQ8,train_rows=100", {"factory": "IVF64,PQ8", "train_rows": 100}),
+        ("{hnsw_config: {m: 4}}", {"hnsw_config": {"m": 4}}),
+        ("use_index=false", {"use_index": False}),
+    ],
+)
+def test_settings_are_read(text: str, values: Any) -> None:
+    assert settings_in(text, "--index") == values
+
+
+def test_the_command_measures_an_index_that_a_model_made(
+    tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    from made_up_index import documents, write
+    from tiny_folders import save_biencoder
+
+    monkeypatch.chdir(tmp_path)
+    save_biencoder(tmp_path / "tiny")
+    rows = documents(60)
+    write(tmp_path / "docs.jsonl", rows)
+    build = ["--documents", "docs.jsonl", "--model", "tiny", "--name", "docs", "--store", "lance"]
+    assert JOBS.get("index")([*build, "--to", "store"]) == 0
+    pairs = [{"query": row["text"], "document": row["id"]} for row in rows[:20]]
+    write(tmp_path / "pairs.jsonl", pairs)
+    capsys.readouterr()
+    asked = ["--name", "docs", "--queries", "pairs.jsonl", "--number-type", "bits"]
+    assert JOBS.get("index-scores")([*asked, "--index", "none", "--k", "5"]) == 0
+    out = capsys.readouterr().out
+    assert "docs in lance: 60 rows, 20 judged queries" in out
+    folder = tmp_path / "outputs/indexes/docs/scores"
+    assert (folder / "store_scores.png").read_bytes()[:4] == b"\x89PNG"
+    with (folder / "store_scores.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["number type"], line["index"]) for line in lines] == [
+        ("float32", "exact search"),
+        ("bits", "exact search"),
+        ("float32", AS_BUILT),
+        ("bits", "none"),
+    ]
+    assert float(lines[2]["nDCG@5"]) > 0.9  # texts as queries for themselves
+    assert run_scores_job(["--name", "docs", "--search", "nprobes"]) == 2
+    assert "--search 'nprobes' must be name=value" in capsys.readouterr().err
+    assert run_scores_job(["--name", "docs", "--number-type", "int4"]) == 2
+    assert "int4" in capsys.readouterr().err
+    assert run_scores_job(["--name", "docs", "--queries", "nowhere"]) == 2
+    assert "nowhere" in capsys.readouterr().err
