@@ -21,6 +21,8 @@ from index_engines import (
     ENGINES,
     IDS,
     METADATA,
+    WIDE,
+    D,
     by_id,
     check_search,
     drawn_rows,
@@ -60,7 +62,8 @@ def test_drawn_calls_leave_the_rows_of_a_dictionary(
     print(f"seed {seed}")  # noqa: T201
     rng = np.random.default_rng([seed, len(number_type)])
     settings = settings_of(kind, number_type, tmp_path)
-    layout = layout_of(number_type, has_text=seed % 2 == 0)
+    dimensions = D if seed % 2 else WIDE
+    layout = layout_of(number_type, has_text=seed % 2 == 0, dimensions=dimensions)
     known = [*IDS, *(f"doc{n}#{n % 3}" for n in range(120))]
     reference: dict[str, dict[str, Any]] = {}
     store = settings.open()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from rayembed.assets.arrow_files import read_stream
 from rayembed.assets.storage import is_remote
 from rayembed.data.sources.cells import RowError, name_in, text_in
 from rayembed.data.sources.files import list_pieces
@@ -117,5 +118,5 @@ def query_vectors(
 
 
 def _arrow(path: Path) -> pa.Table:
-    with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
-        return reader.read_all()
+    with pa.OSFile(str(path)) as file:
+        return read_stream(file)
