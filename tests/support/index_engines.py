@@ -21,10 +21,10 @@ from rayembed_extras.indexing.settings import STORES, StoreSettings
 from rayembed_extras.indexing.store import VECTOR, Layout, Store
 
 D = 24
-"""Width of the vectors: a multiple of 8, none of 16. `WIDE` is one that SIMD divides: FAISS computes
-products of int8 in another way there."""
+"""Width of the vectors: a multiple of 8, none of 16."""
 
 WIDE = 64
+"""Width that SIMD divides: FAISS computes products of int8 in another way there."""
 
 METADATA: Mapping[str, pa.DataType] = {
     "topic": pa.string(),

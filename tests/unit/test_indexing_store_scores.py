@@ -128,31 +128,25 @@ def test_copies_by_number_type_index_and_search(tmp_path: Path, monkeypatch: Any
     assert store.open().count("docs_1") == N  # type: ignore[attr-defined]
 
 
-def test_an_approximate_index_and_its_searches(tmp_path: Path) -> None:
-    storage, _, _ = make_index(tmp_path, "faiss")
-    request = ScoresRequest(
-        storage,
-        "docs",
-        indexes=({"factory": "IVF16,Flat"},),
-        searches=({"nprobe": 1}, {"nprobe": 4}, {"nprobe": 16}),
-        sample=60,
-    )
-    with pytest.raises(ConfigError, match="nprobe"):
-        measure(request, None)  # the table as it is built has no lists
-    storage, _, _ = make_index(tmp_path / "second", "lance")
-    request = ScoresRequest(
-        storage,
-        "docs",
-        indexes=({"index_type": "IVF_FLAT", "num_partitions": 16},),
-        searches=({"nprobes": 1}, {"nprobes": 4}, {"nprobes": 16}),
-        sample=60,
-    )
-    report = measure(request, None)
-    recalls = {
-        row.search: row.recall for row in report.scores if row.index.startswith("index_type")
-    }
-    assert list(recalls) == ["nprobes=1", "nprobes=4", "nprobes=16"]
-    assert recalls["nprobes=1"] < recalls["nprobes=4"] < recalls["nprobes=16"] == 1.0
+@pytest.mark.parametrize(
+    ("kind", "index", "option"),
+    [
+        ("faiss", {"factory": "IVF16,Flat"}, "nprobe"),
+        ("lance", {"index_type": "IVF_FLAT", "num_partitions": 16}, "nprobes"),
+    ],
+)
+def test_an_approximate_index_and_its_searches(
+    kind: str, index: Any, option: str, tmp_path: Path
+) -> None:
+    storage, _, _ = make_index(tmp_path, kind)
+    searches: Any = tuple({option: count} for count in (1, 4, 16))
+    request = ScoresRequest(storage, "docs", indexes=(index,), searches=searches, sample=60)
+    _, as_built, *copies = measure(request, None).scores
+    assert (as_built.search, as_built.recall) == ("", 1.0)
+    assert [row.search for row in copies] == [f"{option}={count}" for count in (1, 4, 16)]
+    assert copies[0].recall < copies[1].recall < copies[2].recall == 1.0
+    with pytest.raises(ConfigError, match="probings"):
+        measure(ScoresRequest(storage, "docs", searches=({"probings": 1},)), None)
 
 
 def test_documents_in_several_pieces_count_once(tmp_path: Path, monkeypatch: Any) -> None:
