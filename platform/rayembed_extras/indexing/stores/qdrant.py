@@ -1,12 +1,100 @@
-"""Vector store `qdrant`."""
+"""Vector store `qdrant`: a Qdrant server, or its client's local mode in a folder."""
 
-from typing import ClassVar, Literal
+import os
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from pydantic import Field, PositiveInt, field_validator
+
+from rayembed.config.types import Reference
+from rayembed.errors import ConfigError, require_packages
 from rayembed_extras.indexing.settings import NumberType, StoreSettings
+from rayembed_extras.indexing.stores.pgvector import environment_name
+
+if TYPE_CHECKING:
+    from rayembed_extras.indexing.stores.qdrant_tables import QdrantFolder, QdrantServer
+
+INSTEAD = {
+    "int8": "{scalar: {type: int8, always_ram: true}}",
+    "bits": "{binary: {always_ram: true}}",
+}
+"""Number type that Qdrant does not store → its quantisation that searches by such codes."""
 
 
 class QdrantStore(StoreSettings):
-    """Settings of the store `qdrant`."""
+    """Settings of the store `qdrant`: each table is a collection, the index's name an alias of the
+    current one.
+
+    `index` is passed to `create_collection`: `hnsw_config: {m: 16, ef_construct: 100}`,
+    `quantization_config: {scalar: {type: int8}}`, `optimizers_config`, `shard_number`,
+    `replication_factor`, `on_disk_payload`, and `on_disk` of the vectors. Empty: Qdrant's defaults,
+    an HNSW graph from 10,000 KB of vectors on. The local mode ignores it and searches exactly.
+    """
 
     kind: Literal["qdrant"] = "qdrant"
-    number_types: ClassVar[tuple[NumberType, ...]] = ("float32", "float16", "int8", "bits")
+    number_types: ClassVar[tuple[NumberType, ...]] = ("float32", "float16")
+    packages: ClassVar[tuple[str, ...]] = ("qdrant_client",)
+
+    to: Reference = "http://localhost:6333"
+    """Address of the server, `http://host:6333` or `https://…`; else a local folder, for the
+    client's local mode: one process at a time, exact search in memory, meant for up to 20,000
+    rows."""
+    key_from: str = "QDRANT_API_KEY"
+    """Environment variable with the server's API key, in all processes that write."""
+    payload_indexes: dict[str, Any] = Field(default_factory=dict)
+    """Metadata column → type of Qdrant's payload index for filters: `keyword`, `integer`, `float`,
+    `bool`, `datetime`, `uuid`, `text`, or its settings, `{type: keyword, is_tenant: true}`."""
+    prefer_grpc: bool = False
+    """Whether to write and search by gRPC, on port 6334."""
+    timeout_seconds: PositiveInt = 60
+    """Seconds to wait for an answer."""
+
+    _environment_name = field_validator("key_from")(environment_name)
+
+    @field_validator("number_type")
+    @classmethod
+    def _has_codes(cls, number_type: str) -> str:
+        if number_type in INSTEAD:
+            raise ValueError(
+                f"Qdrant stores no vectors of {number_type}; store float16 or float32 and let it "
+                "search by codes that it makes itself: store.index.quantization_config="
+                + INSTEAD[number_type]
+            )
+        return number_type
+
+    @field_validator("to")
+    @classmethod
+    def _is_of_a_place(cls, to: str) -> str:
+        if to == ":memory:" or ("://" in to and not to.startswith(("http://", "https://"))):
+            raise ValueError("must be http://host:6333, https://host, or a local folder")
+        return to
+
+    @property
+    def is_server(self) -> bool:
+        """Whether a server has the collections, not a folder."""
+        return self.to.startswith(("http://", "https://"))
+
+    def open(self) -> "QdrantServer | QdrantFolder":
+        """Connect to the server, or open the folder."""
+        require_packages("the store qdrant", "indexes", *self.packages)
+        from rayembed_extras.indexing.stores.qdrant_tables import QdrantFolder, QdrantServer
+
+        return QdrantServer(self) if self.is_server else QdrantFolder(self)
+
+    def key(self) -> str | None:
+        """Read the API key from the environment; None: the server asks for none.
+
+        Raises:
+            ConfigError: the variable that the settings name is not set.
+        """
+        value = os.environ.get(self.key_from)
+        if value is None and self.key_from != "QDRANT_API_KEY":
+            raise ConfigError(
+                f"store.key_from names the environment variable {self.key_from}, which is not set "
+                "in this process; set it on every node, or remove the setting"
+            )
+        return value or None
+
+    def secrets(self) -> list[str]:
+        """API keys of this process, which no message may hold."""
+        values = (os.environ.get(name) for name in (self.key_from, "QDRANT_API_KEY"))
+        return [value for value in values if value]
