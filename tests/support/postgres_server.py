@@ -37,6 +37,8 @@ def socket_folder():
         )
 
     run("initdb", "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync")
+    rules = folder / "data" / "pg_hba.conf"
+    rules.write_text(f"local all with_password scram-sha-256\n{rules.read_text()}")
     settings = f"-h '' -k {folder} -c fsync=off -c full_page_writes=off"
     run("pg_ctl", "-w", "-l", folder / "log", "-o", settings, "start")
 
