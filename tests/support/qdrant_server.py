@@ -51,58 +51,55 @@ def qdrant_server(**settings: Any) -> Iterator[QdrantStub]:
     client = QdrantClient(":memory:", force_disable_check_same_thread=True)
     lock = threading.Lock()
 
+    def create(table: str, body: Any) -> Any:
+        values = models.CreateCollection(**body)
+        return client.create_collection(table, values.vectors, metadata=values.metadata)
+
+    def read(table: str, _: Any) -> Any:
+        values = client.get_collection(table).model_dump(mode="json")
+        return values | {"status": seen.statuses.pop(0) if seen.statuses else "green"}
+
+    def scroll(table: str, body: Any) -> Any:
+        body["with_vectors"] = body.pop("with_vector")
+        points, offset = client.scroll(table, **{k: v for k, v in body.items() if v is not None})
+        return {"points": [point.model_dump() for point in points], "next_page_offset": offset}
+
+    def search(table: str, body: Any) -> Any:
+        queries = [models.QueryRequest(**query) for query in body["searches"]]
+        return [one.model_dump() for one in client.query_batch_points(table, queries)]
+
+    def switch(_: str, body: Any) -> Any:
+        operations = models.ChangeAliasesOperation(**body).actions
+        return client.update_collection_aliases(operations)
+
+    calls: dict[tuple[str, str], Any] = {
+        ("GET", "/"): lambda *_: {"title": "stub", "version": seen.version},
+        ("GET", "/aliases"): lambda *_: client.get_aliases(),
+        ("GET", "/collections"): lambda *_: client.get_collections(),
+        ("POST", "/collections/aliases"): switch,
+        ("PUT", "T"): create,
+        ("GET", "T"): read,
+        ("PATCH", "T"): lambda *_: True,
+        ("DELETE", "T"): lambda table, _: client.delete_collection(table),
+        ("PUT", "T/index"): lambda *_: {"operation_id": 1, "status": "completed"},
+        ("PUT", "T/points"): lambda table, body: client.upsert(
+            table, models.Batch(**body["batch"])
+        ),
+        ("POST", "T/points/delete"): lambda table, body: client.delete(
+            table, models.PointIdsList(points=body["points"])
+        ),
+        ("POST", "T/points/count"): lambda table, _: client.count(table),
+        ("POST", "T/points/scroll"): scroll,
+        ("POST", "T/points/query/batch"): search,
+    }
+
     def answer(request: Request) -> Any:
         path = request.path.split("?")[0]
-        if path == "/":
-            return {"title": "stub", "version": seen.version}
-        if path == "/aliases":
-            return client.get_aliases()
-        if path == "/collections" and request.method == "GET":
-            return client.get_collections()
-        if path == "/collections/aliases":
-            operations = models.ChangeAliasesOperation(**request.body).actions
-            return client.update_collection_aliases(operations)
+        if (request.method, path) in calls:
+            return calls[request.method, path]("", request.body)
         match = re.fullmatch(r"/collections/([^/]+)(/.*)?", path)
         assert match is not None, path
-        table, action = match[1], match[2] or ""
-        body = request.body or {}
-        match request.method, action:
-            case "PUT", "":
-                values = models.CreateCollection(**body)
-                return client.create_collection(table, values.vectors, metadata=values.metadata)
-            case "GET", "":
-                info = client.get_collection(table).model_dump(mode="json")
-                return info | {"status": seen.statuses.pop(0) if seen.statuses else "green"}
-            case "PATCH", "":
-                return True
-            case "DELETE", "":
-                return client.delete_collection(table)
-            case "PUT", "/points":
-                return client.upsert(table, models.Batch(**body["batch"]))
-            case "POST", "/points/delete":
-                return client.delete(table, models.PointIdsList(points=body["points"]))
-            case "POST", "/points/count":
-                return client.count(table)
-            case "POST", "/points/scroll":
-                values = models.ScrollRequest(**body)
-                points, offset = client.scroll(
-                    table,
-                    limit=values.limit,
-                    offset=values.offset,
-                    with_payload=values.with_payload,
-                    with_vectors=values.with_vector,
-                )
-                return {
-                    "points": [point.model_dump(mode="json") for point in points],
-                    "next_page_offset": offset,
-                }
-            case "POST", "/points/query/batch":
-                queries = [models.QueryRequest(**search) for search in body["searches"]]
-                answers = client.query_batch_points(table, queries)
-                return [item.model_dump(mode="json") for item in answers]
-            case "PUT", "/index":
-                return {"operation_id": 1, "status": "completed"}
-        raise AssertionError(f"{request.method} {path}")
+        return calls[request.method, f"T{match[2] or ''}"](match[1], request.body)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -123,7 +120,7 @@ def qdrant_server(**settings: Any) -> Iterator[QdrantStub]:
                 try:
                     with lock:
                         result = answer(request)
-                except ValueError as error:
+                except (ValueError, KeyError) as error:
                     self.reply(400, {"status": {"error": str(error)}, "time": 0})
                     return
                 if hasattr(result, "model_dump"):
@@ -131,7 +128,7 @@ def qdrant_server(**settings: Any) -> Iterator[QdrantStub]:
                 whole = request.path.split("?")[0] == "/"
                 self.reply(200, result if whole else {"result": result, "status": "ok", "time": 0})
 
-        do_GET = do_PUT = do_POST = do_PATCH = do_DELETE = do_any  # noqa: N815
+        do_GET = do_PUT = do_POST = do_PATCH = do_DELETE = do_any
 
         def reply(self, status: int, value: Any) -> None:
             data = json.dumps(value).encode()
@@ -143,7 +140,7 @@ def qdrant_server(**settings: Any) -> Iterator[QdrantStub]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     seen.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=[0.02], daemon=True)
     thread.start()
     try:
         yield seen

@@ -575,7 +575,7 @@ def test_langchain_and_plain_sql_read_an_index(database):
         k: int = 5
 
         def _get_relevant_documents(self, query, *, run_manager):
-            vector = str(self.embeddings.embed_query(query))
+            vector = json.dumps(self.embeddings.embed_query(query))
             statement = (
                 f'SELECT id, text, topic FROM "{self.index}" '
                 "ORDER BY vector <#> %s::vector LIMIT %s"

@@ -268,18 +268,20 @@ def server(monkeypatch):
         yield seen
 
 
-def test_a_server_is_written_searched_and_switched(server, monkeypatch):
+INDEX = {
+    "hnsw_config": {"m": 8, "ef_construct": 50},
+    "quantization_config": {"scalar": {"type": "int8", "always_ram": True}},
+    "on_disk": True,
+    "shard_number": 2,
+}
+PAYLOAD = {"topic": {"type": "keyword", "is_tenant": True}, "chunk": "integer"}
+
+
+def test_a_server_gets_the_options_of_collections(server, monkeypatch):
     from rayembed_extras.indexing.stores import qdrant_tables
 
     monkeypatch.setattr(qdrant_tables, "POLL_SECONDS", 0.01)
-    index = {
-        "hnsw_config": {"m": 8, "ef_construct": 50},
-        "quantization_config": {"scalar": {"type": "int8", "always_ram": True}},
-        "on_disk": True,
-        "shard_number": 2,
-    }
-    payload = {"topic": {"type": "keyword", "is_tenant": True}, "chunk": "integer"}
-    settings = settings_of(server.url, index=index, payload_indexes=payload, number_type="float16")
+    settings = settings_of(server.url, index=INDEX, payload_indexes=PAYLOAD, number_type="float16")
     store = settings.open()
     assert store.has_parallel_writers
     layout = layout_of("float16")
@@ -289,13 +291,26 @@ def test_a_server_is_written_searched_and_switched(server, monkeypatch):
     assert trial.path.startswith("/collections/docs_trial_")
     store.create("docs_1", layout)
     create, *indexes = server.written()[1:]
-    assert create.body["vectors"] == {
-        "size": D, "distance": "Dot", "on_disk": True, "datatype": "float16"
-    }  # fmt: skip
-    assert create.body["hnsw_config"] == index["hnsw_config"]
-    assert create.body["quantization_config"] == index["quantization_config"]
-    assert create.body["shard_number"] == 2
-    assert {call.body["field_name"]: call.body["field_schema"] for call in indexes} == payload
+    vectors = {"size": D, "distance": "Dot", "on_disk": True, "datatype": "float16"}
+    assert create.body["vectors"] == vectors
+    for name in ("hnsw_config", "quantization_config", "shard_number"):
+        assert create.body[name] == INDEX[name]
+    assert {call.body["field_name"]: call.body["field_schema"] for call in indexes} == PAYLOAD
+    server.statuses.extend(["yellow", "yellow", "green"])
+    store.finish("docs_1", layout)
+    assert server.statuses == []
+    assert server.written()[-1].method == "PATCH"
+    assert set(server.written()[-1].body) == {"hnsw_config", "quantization_config"}
+    server.statuses.append("red")
+    with pytest.raises(StorageError, match="optimiser"):
+        store.finish("docs_1", layout)
+    store.close()
+
+
+def test_a_server_is_written_searched_and_switched(server):
+    layout = layout_of("float16")
+    store = settings_of(server.url, number_type="float16").open()
+    store.create("docs_1", layout)
     rows = rows_of([f"d{n}" for n in range(1_200)])
     half = pa.array(np.asarray(rows["vector"].combine_chunks().flatten()).astype(np.float16))
     vectors = pa.FixedSizeListArray.from_arrays(half, D)
@@ -305,14 +320,10 @@ def test_a_server_is_written_searched_and_switched(server, monkeypatch):
     writes = server.written()[before:]
     assert [len(call.body["batch"]["ids"]) for call in writes] == [1_000, 200]
     assert all("wait=true" in call.path for call in writes)
-    server.statuses.extend(["yellow", "yellow", "green"])
-    store.finish("docs_1", layout)
-    assert server.statuses == []
-    assert [call.method for call in server.written()][-1] == "PATCH"
     store.delete("docs_1", ["d0", "absent"])
     assert store.count("docs_1") == 1_199
     read = pa.concat_tables(store.scan("docs_1"))
-    assert read.sort_by("id").equals(rows.slice(1).sort_by("id"))
+    assert read.sort_by("id").to_pylist() == rows.slice(1).sort_by("id").to_pylist()
     query = np.asarray(rows["vector"].to_pylist()[5:6], np.float32)
     found = store.search("docs_1", query, 3, {"hnsw_ef": 128, "exact": False})
     assert found.ids[0][0] == "d5"
@@ -324,12 +335,9 @@ def test_a_server_is_written_searched_and_switched(server, monkeypatch):
     before = len(server.written())
     store.point("docs", "docs_2")
     [switch] = server.written()[before:]
-    assert [list(action) for action in switch.body["actions"]] == [["delete_alias"],
-                                                                    ["create_alias"]]  # fmt: skip
+    actions = [list(action) for action in switch.body["actions"]]
+    assert actions == [["delete_alias"], ["create_alias"]]
     assert store.pointed("docs") == "docs_2"
-    server.statuses.append("red")
-    with pytest.raises(StorageError, match="optimiser"):
-        store.finish("docs_2", layout)
     store.close()
 
 

@@ -43,14 +43,18 @@ class Database:
         self.oids: dict[str, int] = {}
         """Oid of each vector type, by its name."""
         self._settings = settings
-        self._connection = self.connect()
-
-    @property
-    def place(self) -> str:
+        try:
+            self._address = conninfo_to_dict(settings.to)
+        except psycopg.Error as error:
+            raise ConfigError(
+                f"store.to is not an address that PostgreSQL's client reads: {error}"
+            ) from None
+        host, port = self._address.get("host", "its default host"), self._address.get("port")
+        self.place = (
+            f"PostgreSQL at {host}{f':{port}' if port else ''}/{self._address.get('dbname', '')}"
+        )
         """Server and database, for messages."""
-        parts = conninfo_to_dict(self._settings.to)
-        host, port = parts.get("host", "its default host"), parts.get("port")
-        return f"PostgreSQL at {host}{f':{port}' if port else ''}/{parts.get('dbname', '')}"
+        self._connection = self.connect()
 
     def connect(self) -> psycopg.Connection[Any]:
         """Open a further connection.
@@ -64,7 +68,7 @@ class Database:
         if password is not None:
             given["password"] = password
         with self.translated("the connection"):
-            if "connect_timeout" not in conninfo_to_dict(self._settings.to):
+            if "connect_timeout" not in self._address:
                 given["connect_timeout"] = self._settings.connect_seconds
             # Poolers give each transaction another connection, so nothing is prepared.
             connection = psycopg.connect(
