@@ -5,7 +5,6 @@ component: https://github.com/pgvector/pgvector/blob/master/src/vector.c (`vecto
 """
 
 import decimal
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -180,8 +179,7 @@ def _record(width: int, number_type: str) -> np.dtype[Any]:
 def _python_values(column: pa.ChunkedArray, kind: pa.DataType) -> list[Any]:
     name = sql_type(kind)
     if name == "jsonb":
-        values = as_json(column)
-        return [None if value is None else Jsonb(value, dumps=json.dumps) for value in values]
+        return [None if value is None else Jsonb(value) for value in as_json(column)]
     if types.is_dictionary(kind):
         column = column.cast(kind.value_type)
     if types.is_timestamp(column.type):

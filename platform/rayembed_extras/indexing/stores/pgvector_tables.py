@@ -88,7 +88,7 @@ class Pgvector:
         layouts.check_layout(table, self._layout(table), layout)
 
     def upsert(self, table: str, rows: pa.Table) -> None:
-        """Write rows, replacing those of the same ids."""
+        """Write rows, replacing the rows of the same ids."""
         if not len(rows):
             return
         layout = self._layout(table)

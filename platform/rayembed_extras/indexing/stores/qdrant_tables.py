@@ -104,7 +104,7 @@ class QdrantTables:
         self._create_payload_indexes(table)
 
     def upsert(self, table: str, rows: pa.Table) -> None:
-        """Write rows, replacing those of the same ids, in requests of bounded size; the call is
+        """Write rows, replacing the rows of the same ids, in requests of bounded size; the call is
         not one step, but may be repeated.
         """
         if not len(rows):
@@ -292,7 +292,7 @@ class QdrantFolder(QdrantTables):
         self._write_ahead(table)
 
     def upsert(self, table: str, rows: pa.Table) -> None:
-        """Write rows, replacing those of the same ids."""
+        """Write rows, replacing the rows of the same ids."""
         self._write_ahead(table)
         super().upsert(table, rows)
 
