@@ -1,0 +1,215 @@
+"""Embed an index's documents again by the new model, into a new table, and switch to it.
+
+indexes/<name>/<new table>/source/000012.parquet    documents out of the store, without
+                                                    `documents`; removed at the end
+"""
+
+import logging
+import tempfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rayembed.assets.arrow_files import parquet_bytes, read_sealed
+from rayembed.assets.storage import exists, join, remove_folder, write_atomic
+from rayembed.config.settings import parse
+from rayembed.errors import ConfigError, DataError
+from rayembed_extras.index_upgrades.settings import UpgradeRun
+from rayembed_extras.index_upgrades.switch import OpenIndex, open_index, point
+from rayembed_extras.indexing.build import build_index
+from rayembed_extras.indexing.documents import (
+    DocumentPiece,
+    ReadDocuments,
+    TokenizerPlace,
+    document_pieces,
+    settled_columns,
+)
+from rayembed_extras.indexing.lock import locked_index
+from rayembed_extras.indexing.manifest import (
+    TableRecord,
+    changed_table,
+    read_manifest,
+    write_manifest,
+)
+from rayembed_extras.indexing.settings import Documents, IndexRun
+
+logger = logging.getLogger(__name__)
+
+_ROWS_PER_FILE = 16_384
+_WHOLE = "complete"
+"""File that says that all documents of the store were written."""
+
+
+def check_backfill(run: UpgradeRun, record: TableRecord) -> None:
+    """Raise if an index's documents cannot be had for a backfill.
+
+    Raises:
+        ConfigError: they are in chunks, or the store keeps no texts, and no files are named.
+        DataError: the named files are not there.
+    """
+    if run.documents is not None:
+        document_pieces(_documents(record, run.documents), versions=False)
+        return
+    kept = record.documents
+    by = (kept.get("chunks") or {}).get("by", "document")
+    if by == "document" and kept.get("store_text", True):
+        return
+    why = "keeps no texts" if by == "document" else f"has pieces of documents (chunks.by={by})"
+    raise ConfigError(
+        f"the store of {run.name!r} {why}, so its documents must be read from their files; name "
+        "them: --documents PATH, as `rayembed index` had it"
+    )
+
+
+def backfill(run: UpgradeRun, storage: str, weights: str) -> tuple[str, ...]:
+    """Embed all documents into a new table, and let the index's name refer to it in one step.
+
+    A killed backfill goes on by the same call; the former table is kept.
+
+    Args:
+        weights: fingerprint of the new model.
+
+    Returns:
+        Lines that say what was done.
+
+    Raises:
+        RayembedError: as `rayembed index`.
+    """
+    index = open_index(storage, run.name)
+    check_backfill(run, index.record)
+    table = index.next_table(weights)
+    source = join(index.folder, table, "source")
+    if run.documents is None:
+        if not exists(join(source, _WHOLE)):
+            _write_documents(index, source)
+        documents = _documents_of_store(index.record, source)
+    else:
+        documents = _documents(index.record, run.documents)
+    index.store.close()
+    made = index.record.made_by
+    settings = {
+        "name": run.name,
+        "model": {
+            "reference": run.model,
+            "instruction": run.instruction,
+            "dimensions": run.dimensions,
+            "dtype": run.dtype,
+        },
+        "documents": documents.model_dump(mode="json"),
+        "store": {**index.manifest.store, "index": run.store_index},
+        "tracking_uri": run.tracking_uri,
+        "rows_per_part": run.rows_per_part,
+        "placement": run.placement.model_dump(mode="json"),
+    }
+    built = build_index(parse(IndexRun, settings), beside=table)
+    with locked_index(storage, run.name):
+        index = _settled(storage, run, table, index.record)
+        former = index.table
+        point(index, table)
+        index.store.close()
+        remove_folder(source)
+    counts = built.manifest.tables[table].counts
+    return (
+        f"Backfilled {counts['texts']:,} texts into {table} by {run.model} "
+        f"(before: {made.reference})",
+        f"Switched   {run.name} refers to {table}; {former} is kept: --rollback goes back, --drop "
+        "removes it",
+    )
+
+
+def _settled(storage: str, run: UpgradeRun, table: str, former: TableRecord) -> OpenIndex:
+    """Open the index, and record the new table's documents as those of the former one, so that
+    updates go on by the same settings.
+    """
+    manifest = read_manifest(storage, run.name)
+    assert manifest is not None
+    changes: dict[str, Any] = {"documents": former.documents}
+    if run.query_instruction is not None:
+        record = manifest.tables[table]
+        changes["made_by"] = record.made_by.model_copy(
+            update={"query_instruction": run.query_instruction}
+        )
+    write_manifest(storage, changed_table(manifest, table, **changes))
+    return open_index(storage, run.name)
+
+
+def _documents(record: TableRecord, path: str) -> Documents:
+    """Settings of an index's documents, with the place of their files."""
+    return parse(Documents, {**record.documents, "path": path})
+
+
+def _documents_of_store(record: TableRecord, folder: str) -> Documents:
+    metadata = list(record.metadata)
+    kept = bool(record.documents.get("store_text", True))
+    values = {"path": join(folder, "*.parquet"), "id": "id", "text": "text"}
+    return parse(Documents, {**values, "metadata": metadata, "store_text": kept})
+
+
+def _write_documents(index: OpenIndex, folder: str) -> None:
+    """Write the store's ids, texts and metadata as Parquet files, which stay the same for all
+    tries.
+    """
+    remove_folder(folder)
+    columns = ["id", "text", *index.record.metadata]
+    waiting: list[pa.Table] = []
+    number = rows = 0
+
+    def write() -> None:
+        nonlocal number, waiting
+        content = parquet_bytes(pa.concat_tables(waiting))
+        write_atomic(join(folder, f"{number:06d}.parquet"), content)
+        number, waiting = number + 1, []
+
+    for batch in index.store.scan(index.table, columns):
+        waiting.append(batch.select(columns))
+        rows += len(batch)
+        if sum(map(len, waiting)) >= _ROWS_PER_FILE:
+            write()
+    if waiting:
+        write()
+    if rows != index.record.rows:
+        raise DataError(
+            f"the store has {rows:,} rows in {index.table!r}, but the record says "
+            f"{index.record.rows:,}: the table was changed by another program; name the files "
+            "of the documents: --documents PATH"
+        )
+    write_atomic(join(folder, _WHOLE), b"")
+    logger.info("%s documents are read from the store", f"{rows:,}")
+
+
+def texts_of_rows(
+    record: TableRecord, path: str, wanted: Collection[str], tracking_uri: str | None
+) -> Mapping[str, str]:
+    """Read the texts of rows from the documents' files, for stores that keep none.
+
+    Args:
+        path: of the files.
+        wanted: ids of rows.
+
+    Raises:
+        DataError: the files have no such rows.
+    """
+    documents = _documents(record, path)
+    pieces = document_pieces(documents)
+    columns = settled_columns(documents, pieces)
+    made = record.made_by
+    whole = documents.chunks.by == "document"
+    place = None if whole else TokenizerPlace(made.reference, made.weights, tracking_uri)
+    ids = pa.array(sorted(wanted))
+    found: dict[str, str] = {}
+    for piece in pieces:
+        with tempfile.TemporaryDirectory() as folder:
+            read = ReadDocuments(folder, columns, documents.chunks, place)
+            for name, _ in read(DocumentPiece(piece))["files"]:
+                rows = read_sealed(str(Path(folder) / name), ["id", "text"], remedy="Try again")
+                rows = rows.filter(pc.is_in(rows["id"], ids))
+                found.update(zip(rows["id"].to_pylist(), rows["text"].to_pylist(), strict=True))
+    if missing := sorted(set(wanted) - found.keys()):
+        raise DataError(
+            f"{path!r} lacks {len(missing):,} of {len(set(wanted)):,} texts of the index "
+            f"({', '.join(missing[:3])}); name the files that the index was last updated with"
+        )
+    return found

@@ -1,0 +1,263 @@
+"""Report of an upgrade's measurement: JSON, tables, CSV, an HTML page and a plot."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from typing import Any, Literal
+
+from rayembed.assets.json_files import read_json, write_json
+from rayembed.assets.storage import exists, join, write_atomic
+from rayembed.display.figures import COLOURS, INK, new_figure, png_of, set_title
+from rayembed.display.tables import MISSING, Table, show
+from rayembed_extras.index_upgrades.compare import Measurement
+from rayembed_extras.index_upgrades.maps import MapKind
+from rayembed_extras.index_upgrades.price import RoadPrice
+
+REPORT_FILE = "upgrade.json"
+MAP_FOLDER = "map"
+"""Folder of the best map, beside the report."""
+
+
+@dataclass(frozen=True)
+class RoadRow:
+    """Figures of a measured road."""
+
+    label: str
+    queries: str
+    documents: str
+    recall: float | None
+    ndcg: float | None
+    share: tuple[float, float, float] | None
+    """Share of full re-embedding's recall@10, and its 95 % interval."""
+    apart: tuple[float, float, float] | None
+    """Difference of nDCG@10 to full re-embedding, and its 95 % interval."""
+    kind: MapKind | None
+    agreement: float | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class UpgradeReport:
+    """Stored result of a measurement; the recommendation follows from it and `keep`."""
+
+    index: str
+    table: str
+    old: str
+    new: str
+    old_weights: str
+    new_weights: str
+    dimensions: tuple[int, int]
+    """D_new and D_old."""
+    roads: tuple[RoadRow, ...]
+    best: MapKind | None
+    judged: bool
+    num_queries: int
+    searched: int
+    documents: int
+    rows: int
+    fit_rows: int
+    notes: tuple[str, ...]
+    prices: tuple[RoadPrice, ...]
+    """Without money, which depends on the price per hour."""
+    map_microseconds: float | None
+    """Time to map a query's vector, alone."""
+
+    @property
+    def mapped(self) -> RoadRow | None:
+        """The best map's road."""
+        return next((row for row in self.roads if self.best and row.kind == self.best), None)
+
+
+def road_rows(measured: Measurement) -> tuple[RoadRow, ...]:
+    """Reduce measured roads to their figures."""
+    rows = []
+    for road in measured.roads:
+        scores, share, apart = road.scores, road.share, road.apart
+        rows.append(
+            RoadRow(
+                road.label,
+                road.queries,
+                road.documents,
+                None if scores is None else float(scores.recall.mean()),
+                None if scores is None else float(scores.ndcg.mean()),
+                None if share is None else (share.value, *share.interval),
+                None if apart is None else (apart.mean, *(apart.interval or (0.0, 0.0))),
+                road.kind,
+                road.agreement,
+                road.seconds,
+            )
+        )
+    return tuple(rows)
+
+
+def write_report(
+    folder: str, report: UpgradeReport, sentence: str, prices: Sequence[RoadPrice]
+) -> list[str]:
+    """Write `upgrade.json`, `.csv`, `.html` and `.png`; return their addresses.
+
+    Args:
+        sentence: the recommendation.
+        prices: of the roads, with money where it is known.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    plot = roads_plot(report)
+    contents = {
+        "upgrade.csv": show(roads_table(report), "csv").encode(),
+        "upgrade.png": plot,
+        "upgrade.html": upgrade_page(report, sentence, prices, plot).encode(),
+    }
+    for name, content in contents.items():
+        write_atomic(join(folder, name), content)
+    write_json(join(folder, REPORT_FILE), asdict(report), indent=2)
+    return [join(folder, name) for name in (*contents, REPORT_FILE)]
+
+
+def read_report(folder: str) -> UpgradeReport | None:
+    """Read a stored report; None: there is none.
+
+    Raises:
+        ArtifactError: it is damaged.
+    """
+    path = join(folder, REPORT_FILE)
+    if not exists(path):
+        return None
+    values: dict[str, Any] = read_json(path, "Remove it, and the next upgrade measures again")
+    values["roads"] = tuple(_road(row) for row in values["roads"])
+    values["prices"] = tuple(RoadPrice(**price) for price in values["prices"])
+    values["dimensions"], values["notes"] = tuple(values["dimensions"]), tuple(values["notes"])
+    return UpgradeReport(**values)
+
+
+def _road(row: Mapping[str, Any]) -> RoadRow:
+    made = dict(row)
+    for name in ("share", "apart"):
+        made[name] = None if made[name] is None else tuple(made[name])
+    return RoadRow(**made)
+
+
+def roads_table(report: UpgradeReport) -> Table:
+    """Table of all measured roads; the best map is marked."""
+    recall = "Recall@10" if report.judged else "Overlap@10"
+    heads = ["Road", "Queries", "Documents", recall, "nDCG@10", "Share kept (95 %)", "nDCG apart"]
+    rows = [_cells(row, report.best) for row in report.roads]
+    of = "judged queries" if report.judged else "first sentences of documents"
+    note = "" if report.judged else "; right are the new model's own first 10"
+    title = (
+        f"Upgrade of {report.index}: {report.num_queries:,} {of} over {report.searched:,} of "
+        f"{report.documents:,} documents{note}"
+    )
+    return Table([*heads, "Agreement"], rows, title=title, align="lllr", look="open")
+
+
+def _cells(row: RoadRow, best: str | None) -> list[object]:
+    chosen = " *" if best is not None and row.kind == best else ""
+    share = apart = MISSING
+    if row.share is not None:
+        value, low, high = (100 * number for number in row.share)
+        share = f"{value:.1f} % ({low:.1f} to {high:.1f})"
+    if row.apart is not None:
+        mean, low, high = row.apart
+        apart = f"{mean:+.4f} ({low:+.4f} to {high:+.4f})"
+    numbers = [MISSING if n is None else f"{n:.4f}" for n in (row.recall, row.ndcg)]
+    agreement = MISSING if row.agreement is None else f"{row.agreement:.4f}"
+    return [row.label + chosen, row.queries, row.documents, *numbers, share, apart, agreement]
+
+
+def prices_table(prices: Sequence[RoadPrice]) -> Table:
+    """Table of the roads' prices."""
+    heads = ["Road", "Texts", "Tokens", "Hours of a process", "Stored bytes", "Price"]
+    rows = [
+        [
+            price.road,
+            f"{price.texts:,}",
+            f"{price.tokens:,.0f}",
+            f"{price.hours:,.3f}",
+            f"{price.stored_bytes:,.0f}",
+            MISSING if price.money is None else f"{price.money:,.2f}",
+        ]
+        for price in prices
+    ]
+    return Table(heads, rows, title="Price of each road", align="lr", look="open")
+
+
+def roads_plot(report: UpgradeReport) -> bytes:
+    """Draw a PNG of each road's share of full re-embedding's recall, with its interval."""
+    rows = [row for row in report.roads if row.share is not None]
+    figure, axes = new_figure(width=7.2, height=1.5 + 0.34 * len(rows))
+    axes.grid(visible=False)
+    axes.axvline(100.0, color=INK, linewidth=0.9)
+    for place, row in enumerate(reversed(rows)):
+        value, low, high = (100 * number for number in row.share or (0.0, 0.0, 0.0))
+        colour = COLOURS[2] if row.kind == report.best and row.kind else COLOURS[0]
+        axes.plot([low, high], [place, place], color=colour, linewidth=2)
+        axes.plot([value], [place], "o", color=colour, markersize=6)
+        axes.annotate(f"{value:.1f}", (high, place), (6, -3), textcoords="offset points", size=8)
+    axes.set_yticks(range(len(rows)), [row.label for row in reversed(rows)])
+    axes.margins(x=0.12, y=0.15)
+    axes.set_xlabel("% of full re-embedding's recall@10")
+    set_title(axes, f"Upgrade of {report.index}")
+    return png_of(figure)
+
+
+def upgrade_page(
+    report: UpgradeReport, sentence: str, prices: Sequence[RoadPrice], plot: bytes
+) -> str:
+    """Render the report as a self-contained HTML page; texts are escaped."""
+    import jinja2
+
+    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
+        files("rayembed_extras.index_upgrades").joinpath("page.html").read_text(encoding="utf-8")
+    )
+    tables = [roads_table(report), prices_table(prices)]
+    page: str = template.render(
+        report=report,
+        sentence=sentence,
+        tables=[{"title": one.title, "heads": one.heads, "rows": one.rows} for one in tables],
+        plot=base64.b64encode(plot).decode(),
+    )
+    return page
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The recommended road with its reason."""
+
+    road: Literal["adapter", "backfill"]
+    sentence: str
+
+
+def recommend(report: UpgradeReport, keep: float) -> Recommendation:
+    """Recommend the adapter if the lower end of its interval keeps the stated share of full
+    re-embedding's recall@10, else the backfill.
+    """
+    backfill = next(price for price in report.prices if price.road == "backfill")
+    cost = f"{backfill.texts:,} texts, about {shown_hours(backfill.hours)} of one process"
+    mapped = report.mapped
+    if mapped is None or mapped.share is None:
+        return Recommendation("backfill", f"Backfill ({cost}): no map could be measured.")
+    of = "recall@10" if report.judged else "first 10 documents"
+    value, low, high = (100 * number for number in mapped.share)
+    name = (
+        "new queries without a map keep"
+        if mapped.kind == "identity"
+        else (f"the map {mapped.kind} keeps")
+    )
+    kept = f"{name} {value:.1f} % ({low:.1f} to {high:.1f}) of full re-embedding's {of}"
+    if low >= 100 * keep:
+        return Recommendation(
+            "adapter",
+            f"Adapter: {kept}, and {100 * keep:g} % is enough; a backfill ({cost}) can wait.",
+        )
+    return Recommendation(
+        "backfill", f"Backfill ({cost}): {kept}, whose lower end is below {100 * keep:g} %."
+    )
+
+
+def shown_hours(number: float) -> str:
+    """Format hours: `12 s`, `3.4 minutes` or `5.6 hours`."""
+    if number < 1 / 60:
+        return f"{3600 * number:.0f} s"
+    return f"{60 * number:.1f} minutes" if number < 1 else f"{number:,.1f} hours"

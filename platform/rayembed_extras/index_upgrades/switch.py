@@ -1,0 +1,251 @@
+"""Read and change what an index's name refers to: record an adapter, roll back, drop old tables."""
+
+import re
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from rayembed.assets.storage import join, list_files, remove_folder
+from rayembed.config.settings import nearest, parse
+from rayembed.errors import ArtifactError, ConfigError
+from rayembed_extras.index_upgrades.maps import QueryMap, load_map
+from rayembed_extras.indexing.manifest import (
+    Manifest,
+    TableRecord,
+    changed_table,
+    folder_of,
+    read_manifest,
+    write_manifest,
+)
+from rayembed_extras.indexing.settings import STORES, StoreSettings
+from rayembed_extras.indexing.store import Store
+
+ADAPTERS = "adapters"
+"""Folder of an index with a folder for each newer model's map."""
+
+
+@dataclass(frozen=True)
+class OpenIndex:
+    """An index's record, its current table, and its open store."""
+
+    storage: str
+    manifest: Manifest
+    store: Store
+
+    @property
+    def name(self) -> str:
+        """Name of the index."""
+        return self.manifest.name
+
+    @property
+    def table(self) -> str:
+        """Current table."""
+        assert self.manifest.current is not None
+        return self.manifest.current
+
+    @property
+    def record(self) -> TableRecord:
+        """Record of the current table."""
+        return self.manifest.tables[self.table]
+
+    @property
+    def folder(self) -> str:
+        """Folder of the index's record."""
+        return folder_of(self.storage, self.name)
+
+    def next_table(self, weights: str) -> str:
+        """Name of the table that a backfill by a model fills: one that it has begun, or filled
+        without a switch to it, else one with the next number.
+
+        Args:
+            weights: fingerprint of the model.
+        """
+        known, taken = self.manifest.tables, (self.table, self.manifest.before)
+        for table, record in known.items():
+            if record.made_by.weights == weights and table not in taken:
+                return table
+        pattern = re.compile(re.escape(self.name) + r"_(\d+)")
+        found = map(pattern.fullmatch, {*known, *self.store.tables(self.name)})
+        return f"{self.name}_{1 + max(int(one[1]) for one in found if one)}"
+
+    @property
+    def half_filled(self) -> dict[str, TableRecord]:
+        """Tables that a job has begun and not finished, without the current one."""
+        tables = self.manifest.tables
+        return {t: r for t, r in tables.items() if not r.complete and t != self.table}
+
+
+def known_index(storage: str, name: str) -> Manifest:
+    """Read the record of an index that has a current table, without opening its store.
+
+    Raises:
+        ConfigError: there is no such index.
+        ArtifactError: the record is damaged, belongs to another index, or no table is complete.
+    """
+    manifest = read_manifest(storage, name)
+    if manifest is None:
+        files = list_files(join(storage, "indexes"), recursive=True)
+        there = {path.partition("/")[0] for path in files if path.endswith("/index.json")}
+        known = nearest(name, sorted(there)) if there else "there is none"
+        raise ConfigError(
+            f"there is no index {name!r} below {storage!r}: {known}. Build it by `rayembed index`, "
+            "or name its storage: --set placement.storage_path=…"
+        )
+    if manifest.name != name:
+        raise ArtifactError(
+            f"{join(folder_of(storage, name), 'index.json')!r} is the record of the index "
+            f"{manifest.name!r}, not of {name!r}; put it back, or restore that of {name!r}"
+        )
+    if manifest.current is None or manifest.current not in manifest.tables:
+        raise ArtifactError(
+            f"the index {name!r} has no complete table yet; run `rayembed index` to its end first"
+        )
+    return manifest
+
+
+def open_index(storage: str, name: str) -> OpenIndex:
+    """Open an index's store, and check that its name refers to the recorded table.
+
+    Raises:
+        RayembedError: as `known_index`; or the store does not answer, has lost the table, or its
+            name refers to another one.
+    """
+    manifest = known_index(storage, name)
+    opened = OpenIndex(storage, manifest, open_store(manifest))
+    if opened.table not in opened.store.tables(name):
+        raise ArtifactError(
+            f"the store of {name!r} has no table {opened.table!r}, which its record names; restore "
+            "the table, or build the index again"
+        )
+    pointed = opened.store.pointed(name)
+    if pointed != opened.table:
+        raise ArtifactError(
+            f"in the store {name!r} refers to {pointed!r}, but the record says {opened.table!r}; "
+            "another program has moved it. Point it back, or build the index under another name"
+        )
+    return opened
+
+
+def open_store(manifest: Manifest) -> Store:
+    """Connect to the store of a record."""
+    settings: StoreSettings = parse(STORES.classes()[manifest.store["kind"]], manifest.store)  # type: ignore[assignment]
+    store: Store = settings.open()
+    return store
+
+
+def record_adapter(index: OpenIndex, weights: str, made: QueryMap, facts: dict[str, Any]) -> str:
+    """Save a map for a newer model and record it for the current table; return the map's folder.
+
+    Args:
+        weights: fingerprint of the newer model.
+        facts: stored with the map and in the record.
+    """
+    place = f"{ADAPTERS}/{index.table}-{weights}"
+    folder = join(index.folder, place)
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    entry = {"folder": place, "kind": made.kind, "dimensions": list(made.dimensions)}
+    told = {**made.facts, **facts, "index": index.name, "table": index.table}
+    QueryMap(made.kind, made.dimensions, made.arrays, told).save(folder)
+    adapters = {**(index.record.adapter or {}), weights: {**entry, **facts, "made": when}}
+    write_manifest(index.storage, changed_table(index.manifest, index.table, adapter=adapters))
+    return folder
+
+
+def adapter_for(storage: str, name: str, weights: str) -> QueryMap | None:
+    """Load the map of a newer model's queries into an index's current table.
+
+    Args:
+        weights: fingerprint of the newer model.
+
+    Returns:
+        None: the model made the table itself, so that its queries need no map.
+
+    Raises:
+        RayembedError: there is no such index, or no adapter for this model.
+    """
+    manifest = known_index(storage, name)
+    record = manifest.tables[str(manifest.current)]
+    if record.made_by.weights == weights:
+        return None
+    entry = (record.adapter or {}).get(weights)
+    if entry is None:
+        raise ConfigError(
+            f"the index {name!r} was made by {record.made_by.reference} "
+            f"({record.made_by.weights}) and has no adapter for a model with the fingerprint "
+            f"{weights}; make one: rayembed upgrade --name {name} --model MODEL --road adapter"
+        )
+    return load_map(join(folder_of(storage, name), entry["folder"]))
+
+
+Switched = tuple[str, str]
+"""The tables that a name referred to before and refers to now."""
+
+
+def roll_back(storage: str, name: str) -> Switched:
+    """Let an index's name refer to its former table again, in one step.
+
+    Raises:
+        ConfigError: there is no former table, or it was dropped.
+        RayembedError: as `open_index`.
+    """
+    mended(storage, name)
+    index = open_index(storage, name)
+    before = index.manifest.before
+    if before is None or before not in index.manifest.tables:
+        raise ConfigError(
+            f"the index {name!r} has no former table to go back to: it was never upgraded, or "
+            "--drop has removed it"
+        )
+    if before not in index.store.tables(name):
+        raise ArtifactError(f"the store of {name!r} has lost the former table {before!r}")
+    point(index, before)
+    return index.table, before
+
+
+def point(index: OpenIndex, table: str) -> None:
+    """Let an index's name refer to another complete table; the current one becomes the former one.
+
+    The record follows the store, and `mended` repairs a stop between both.
+    """
+    if not index.manifest.tables[table].complete:
+        raise ArtifactError(f"the table {table!r} is not complete; nothing may refer to it")
+    index.store.point(index.name, table)
+    changed = index.manifest.model_copy(update={"current": table, "before": index.table})
+    write_manifest(index.storage, changed)
+
+
+def mended(storage: str, name: str) -> Manifest:
+    """Read a record, and let it follow the store if a job was killed between the switch of the name
+    and of the record.
+    """
+    manifest = known_index(storage, name)
+    store = open_store(manifest)
+    pointed = store.pointed(name)
+    store.close()
+    record = manifest.tables.get(pointed or "")
+    if pointed != manifest.current and record is not None and record.complete:
+        manifest = manifest.model_copy(update={"current": pointed, "before": manifest.current})
+        write_manifest(storage, manifest)
+    return manifest
+
+
+def drop_tables(storage: str, name: str) -> list[str]:
+    """Remove all tables of an index but the current one, also half-filled ones; return their names.
+
+    Raises:
+        ConfigError: there are none.
+        RayembedError: as `open_index`.
+    """
+    mended(storage, name)
+    index = open_index(storage, name)
+    others = sorted({*index.manifest.tables, *index.store.tables(name)} - {index.table})
+    if not others:
+        raise ConfigError(f"the index {name!r} has one table alone, {index.table!r}; none to drop")
+    tables = {index.table: index.record}
+    kept = index.manifest.model_copy(update={"before": None, "tables": tables})
+    write_manifest(storage, kept)  # first, so that no record names a table that is gone
+    for table in others:
+        # Before the table: a later one of its name must not find a ledger of rows that are gone.
+        remove_folder(join(index.folder, table))
+        index.store.drop(table)
+    return others

@@ -1,0 +1,339 @@
+"""Upgrade an index to a new model: check, measure, recommend, and take a road."""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from rayembed.assets.storage import join
+from rayembed.config.document import fingerprint
+from rayembed.errors import ConfigError, RayembedError
+from rayembed.pipeline.job import work_begins
+from rayembed.pipeline.storage import absolute_storage
+from rayembed_extras.index_upgrades.backfill import backfill, check_backfill, texts_of_rows
+from rayembed_extras.index_upgrades.compare import compare_roads
+from rayembed_extras.index_upgrades.judged import (
+    JudgedQueries,
+    QueryFiles,
+    find_queries,
+    positive_texts,
+    read_queries,
+)
+from rayembed_extras.index_upgrades.maps import QueryMap, load_map
+from rayembed_extras.index_upgrades.models import (
+    UpgradeModel,
+    load_upgrade_model,
+    model_folder,
+    weights_of,
+)
+from rayembed_extras.index_upgrades.price import RoadPrice, price_roads, vector_bytes
+from rayembed_extras.index_upgrades.report import (
+    MAP_FOLDER,
+    Recommendation,
+    UpgradeReport,
+    read_report,
+    recommend,
+    road_rows,
+    write_report,
+)
+from rayembed_extras.index_upgrades.sample import Texts, documents_by_text, draw_sample
+from rayembed_extras.index_upgrades.settings import Road, UpgradeRun
+from rayembed_extras.index_upgrades.switch import (
+    OpenIndex,
+    mended,
+    open_index,
+    record_adapter,
+)
+from rayembed_extras.indexing.layout import layout_of
+from rayembed_extras.indexing.lock import locked_index as locked
+from rayembed_extras.indexing.manifest import MadeBy
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["Upgraded", "locked", "storage_of", "upgrade"]
+
+_NOT_MEASURED = {
+    *("keep", "price_per_hour", "tracking_uri", "rows_per_part", "placement", "documents"),
+    "store_index",
+}
+"""Settings that do not change what is measured."""
+_TIMED_QUERIES = 200
+
+
+@dataclass(frozen=True)
+class Upgraded:
+    """Result of an upgrade job."""
+
+    report: UpgradeReport
+    prices: tuple[RoadPrice, ...]
+    """Prices of the roads, with money where a price per hour is stated."""
+    recommended: Recommendation
+    written: tuple[str, ...]
+    """Addresses of the report's files."""
+    lines: tuple[str, ...] = ()
+    """Lines that say what was done."""
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """What was checked before the work begins."""
+
+    index: OpenIndex
+    folder: Path
+    weights: str
+    files: QueryFiles | None
+
+    def key(self, run: UpgradeRun) -> str:
+        """Fingerprint of everything that the measurement depends on."""
+        files = self.files
+        parts = () if files is None else (*files.queries, *files.judgements)
+        record = self.index.record
+        return fingerprint(
+            [
+                run.model_dump(mode="json", exclude=_NOT_MEASURED),
+                [self.index.table, record.updated, record.rows, record.made_by.weights],
+                [self.weights, [piece.key for piece in parts]],
+            ]
+        )
+
+
+def storage_of(run: UpgradeRun) -> str:
+    """Absolute storage path of an upgrade."""
+    return absolute_storage(run.placement.storage_path)
+
+
+def upgrade(run: UpgradeRun, road: Road | None = None) -> Upgraded:
+    """Measure the roads of an upgrade, recommend one, and take the given one.
+
+    The measurement is stored; a call with the same index, model and settings reads it.
+
+    Args:
+        road: None: measure and recommend only.
+
+    Raises:
+        RayembedError: what is wrong and what to do.
+    """
+    storage = storage_of(run)
+    with locked(storage, run.name):
+        mended(storage, run.name)
+        checked = _check(run, storage, road)
+        work_begins()
+        folder = join(checked.index.folder, "upgrades", checked.key(run))
+        report = read_report(folder)
+        if report is None:
+            report = _measured(run, checked, folder)
+        recommended = recommend(report, run.keep)
+        prices = tuple(_with_money(price, run.price_per_hour) for price in report.prices)
+        written = write_report(folder, report, recommended.sentence, prices)
+        chosen = recommended.road if road == "auto" else road
+        lines: tuple[str, ...] = ()
+        if chosen == "adapter":
+            lines = _take_adapter(run, checked, report, load_map(join(folder, MAP_FOLDER)))
+    if chosen == "backfill":
+        lines = backfill(run, storage, checked.weights)
+    return Upgraded(report, prices, recommended, tuple(written), lines)
+
+
+def _check(run: UpgradeRun, storage: str, road: Road | None) -> _Checked:
+    """Check everything that can be known before a model is loaded.
+
+    Raises:
+        ConfigError: the index has this model already, or another upgrade is half done.
+        RayembedError: the index, its store, the model or the queries are missing or damaged.
+    """
+    index = open_index(storage, run.name)
+    made = index.record.made_by
+    files = None if run.queries is None else find_queries(run.queries, run.split)
+    if road in ("backfill", "auto") or not layout_of(index.record).has_text:
+        check_backfill(run, index.record)
+    folder = model_folder(run.model, storage, run.tracking_uri)
+    weights = weights_of(folder)
+    if weights == made.weights:
+        _check_changed(run, made, road)
+    former = index.manifest.tables.get(index.manifest.before or "")
+    if former is not None and former.complete and former.made_by.weights == weights:
+        raise ConfigError(
+            f"the former table {index.manifest.before!r} of {run.name!r} was made by this model; "
+            f"go back to it by: rayembed upgrade --name {run.name} --rollback"
+        )
+    for table, record in index.half_filled.items():
+        if record.made_by.weights != weights or road == "adapter":
+            raise ConfigError(
+                f"a backfill of {run.name!r} by {record.made_by.reference} "
+                f"({record.made_by.weights}) into {table!r} is half done; finish it by the same "
+                f"command with --road backfill, or remove it: rayembed upgrade --name {run.name} "
+                "--drop"
+            )
+    return _Checked(index, folder, weights, files)
+
+
+def _check_changed(run: UpgradeRun, made: MadeBy, road: Road | None) -> None:
+    """Raise unless the index's own model is to embed the documents again in another way.
+
+    Raises:
+        ConfigError: nothing is to be done, or a map is asked for, which only another model needs.
+    """
+    same = run.dimensions in (None, made.dimensions) and run.instruction == made.instruction
+    if same or road != "backfill":
+        what = "there is nothing to upgrade" if same else "other settings need --road backfill"
+        raise ConfigError(
+            f"the index {run.name!r} was made by this very model ({made.reference}, "
+            f"{made.weights}): {what}"
+        )
+
+
+def _measured(run: UpgradeRun, checked: _Checked, folder: str) -> UpgradeReport:
+    """Measure all roads, save the best map, and return the report."""
+    index, record = checked.index, checked.index.record
+    made = record.made_by
+    judged = _judged(checked)
+    sample = draw_sample(
+        index.store,
+        index.table,
+        layout_of(record),
+        judged=set() if judged is None else judged.documents,
+        searched=run.searched_documents,
+        fits=run.fit_documents,
+        seed=run.seed,
+        texts=_texts(run, index),
+    )
+    new = load_upgrade_model(
+        checked.folder,
+        checked.weights,
+        run.model,
+        dtype=run.dtype,
+        instruction=run.instruction,
+        query_instruction=run.query_instruction,
+        dimensions=run.dimensions,
+        use_gpu=run.placement.use_gpu,
+    )
+    old = _old_model(run, checked)
+    measured = compare_roads(run, sample, old, new, judged)
+    best = measured.best
+    prices = price_roads(
+        new.rate,
+        rows=sample.rows,
+        sample_texts=measured.sample_rows,
+        old_bytes=vector_bytes(sample.rows, made.dimensions, made.number_type),
+        new_bytes=vector_bytes(sample.rows, new.width, made.number_type),
+        map_bytes=0 if best is None else best.num_bytes,
+        price_per_hour=None,
+    )
+    report = UpgradeReport(
+        index.name,
+        index.table,
+        made.reference,
+        run.model,
+        made.weights,
+        checked.weights,
+        (new.width, made.dimensions),
+        road_rows(measured),
+        None if best is None else best.kind,
+        measured.judged,
+        measured.num_queries,
+        measured.searched,
+        measured.documents,
+        measured.rows,
+        measured.fit_rows,
+        measured.notes,
+        tuple(prices),
+        None if best is None else _microseconds(best),
+    )
+    if best is not None:
+        best.save(join(folder, MAP_FOLDER))
+    return report
+
+
+def _judged(checked: _Checked) -> JudgedQueries | None:
+    if checked.files is None:
+        return None
+    index = checked.index
+    with_text: Mapping[str, list[str]] = {}
+    if wanted := positive_texts(checked.files):
+        if not layout_of(index.record).has_text:
+            raise ConfigError(
+                f"the queries at {checked.files.path!r} name documents by their text, but the "
+                f"store of {index.name!r} keeps no texts; name them by id in a column `document`"
+            )
+        with_text = documents_by_text(index.store, index.table, wanted)
+    return read_queries(checked.files, with_text)
+
+
+def _texts(run: UpgradeRun, index: OpenIndex) -> Texts | None:
+    """Function that reads the texts of rows from the documents' files; None if the store keeps
+    them.
+    """
+    if layout_of(index.record).has_text:
+        return None
+    return lambda ids: texts_of_rows(index.record, str(run.documents), ids, run.tracking_uri)
+
+
+def _old_model(run: UpgradeRun, checked: _Checked) -> UpgradeModel | None:
+    """Load the model that made the index; None if it is not there, which the report says.
+
+    Raises:
+        ConfigError: `old_model` names another model than the record.
+    """
+    made = checked.index.record.made_by
+    reference = run.old_model or made.reference
+    try:
+        folder = model_folder(reference, checked.index.storage, run.tracking_uri)
+        weights = weights_of(folder)
+    except RayembedError as error:
+        if run.old_model is not None:
+            raise
+        logger.warning("the index's model %s cannot be read: %s", reference, error)
+        return None
+    if weights != made.weights:
+        message = (
+            f"{reference!r} has the fingerprint {weights}, but the index {run.name!r} was made by "
+            f"{made.weights}; name its model: --set old_model=…"
+        )
+        if run.old_model is not None:
+            raise ConfigError(message)
+        logger.warning("the index's own queries are not measured: %s", message)
+        return None
+    return load_upgrade_model(
+        folder,
+        weights,
+        reference,
+        dtype=made.dtype,
+        instruction=made.instruction,
+        query_instruction=made.query_instruction,
+        dimensions=made.dimensions,
+        use_gpu=run.placement.use_gpu,
+    )
+
+
+def _take_adapter(
+    run: UpgradeRun, checked: _Checked, report: UpgradeReport, made: QueryMap
+) -> tuple[str, ...]:
+    mapped = report.mapped
+    facts = {
+        "model": run.model,
+        "weights": checked.weights,
+        "query_instruction": run.query_instruction,
+        "share": None if mapped is None else mapped.share,
+        "judged": report.judged,
+        "queries": report.num_queries,
+    }
+    folder = record_adapter(checked.index, checked.weights, made, facts)
+    return (f"Adapter    {folder} ({made.kind}), recorded for {checked.index.table}",)
+
+
+def _microseconds(made: QueryMap) -> float:
+    """Time to map one vector, alone; the fastest of many."""
+    vector = np.ones((1, made.dimensions[0]), np.float32)
+    times = []
+    for _ in range(_TIMED_QUERIES):
+        began = time.perf_counter()
+        made(vector)
+        times.append(time.perf_counter() - began)
+    return 1e6 * min(times)
+
+
+def _with_money(price: RoadPrice, per_hour: float | None) -> RoadPrice:
+    return replace(price, money=None if per_hour is None else price.hours * per_hour)

@@ -1,0 +1,181 @@
+"""Maps of queries against other libraries' fits, and their files."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import orthogonal_procrustes
+from sklearn.linear_model import RidgeCV
+
+from rayembed.errors import ArtifactError, DataError
+from rayembed_extras.index_upgrades.fitting import fit_map, fit_ridge, orthogonal_weight
+from rayembed_extras.index_upgrades.maps import QueryMap, gelu, identity_map, load_map, unit
+
+KINDS = ("orthogonal", "affine", "low_rank", "mlp", "similarity")
+
+
+def vectors(count, width, seed=0):
+    return unit(np.random.default_rng(seed).standard_normal((count, width)))
+
+
+def related(count, new, old, noise=0.1, seed=0):
+    """Vectors of the same texts by two models, of which the new one knows more."""
+    random = np.random.default_rng(seed)
+    hidden = random.standard_normal((count, max(new, old)))
+    turns = [random.standard_normal((hidden.shape[1], width)) for width in (new, old)]
+    made = [
+        hidden @ turn + noise * random.standard_normal((count, turn.shape[1])) for turn in turns
+    ]
+    return unit(made[0]), unit(made[1])
+
+
+def test_ridge_is_that_of_scikit_learn():
+    x, y = related(120, 12, 7)
+    penalties = [10.0**power for power in range(-5, 3)]
+    ours = fit_ridge(x, y, penalties)
+    theirs = RidgeCV(alphas=penalties).fit(x.astype(float), y.astype(float))
+    assert ours.penalty == theirs.alpha_
+    np.testing.assert_allclose(ours.weight, theirs.coef_.T, atol=1e-8)
+    np.testing.assert_allclose(ours.bias, theirs.intercept_, atol=1e-8)
+
+
+def test_left_out_errors_are_those_of_fits_without_each_row():
+    x, y = (part.astype(float) for part in related(25, 4, 3))
+    apart = []
+    for row in range(25):
+        rest = np.arange(25) != row
+        one = fit_ridge(x[rest], y[rest], [0.3])
+        apart.append(np.mean((x[row] @ one.weight + one.bias - y[row]) ** 2))
+    assert fit_ridge(x, y, [0.3]).errors[0] == pytest.approx(np.mean(apart))
+
+
+@pytest.mark.parametrize(("new", "old"), [(9, 9), (6, 9), (9, 6)])
+def test_orthogonal_maps_are_procrustes_of_padded_vectors(new, old):
+    x, y = related(200, new, old)
+    ours = orthogonal_weight(x, y)
+    width = max(new, old)
+    padded = [np.pad(part.astype(float), ((0, 0), (0, width - part.shape[1]))) for part in (x, y)]
+    theirs, _ = orthogonal_procrustes(*padded)
+    np.testing.assert_allclose(ours, theirs[:new, :old], atol=1e-7)
+    small = ours @ ours.T if new <= old else ours.T @ ours
+    np.testing.assert_allclose(small, np.eye(min(new, old)), atol=1e-7)
+
+
+def test_a_turned_space_is_turned_back():
+    y = vectors(300, 8)
+    turn, _ = np.linalg.qr(np.random.default_rng(1).standard_normal((8, 8)))
+    for kind in ("orthogonal", "affine", "similarity"):
+        made = fit_map(kind, unit(y @ turn.T), y)
+        assert (made(y @ turn.T) * y).sum(axis=1).min() > 1 - 1e-4, kind
+
+
+def test_low_rank_of_full_rank_is_affine_and_of_lower_rank_the_nearest(monkeypatch):
+    from rayembed_extras.index_upgrades import fitting
+
+    x, y = related(150, 9, 6)
+    full, affine = fit_map("low_rank", x, y), fit_map("affine", x, y)
+    np.testing.assert_allclose(full(x), affine(x), atol=1e-5)
+    monkeypatch.setattr(fitting, "_RANK", 2)
+    two = fit_map("low_rank", x, y)
+    assert two.arrays["down"].shape == (9, 2)
+
+    def loss(weight):
+        centred = [part.astype(float) - part.astype(float).mean(axis=0) for part in (x, y)]
+        penalty = two.facts["penalty"] * (weight**2).sum()
+        return ((centred[1] - centred[0] @ weight) ** 2).sum() + penalty
+
+    ours = loss(two.arrays["down"].astype(float) @ two.arrays["up"].astype(float))
+    # Reference: gradient descent over the same factors, from several starts.
+    best = np.inf
+    given = [torch.tensor(p.astype(float) - p.astype(float).mean(axis=0)) for p in (x, y)]
+    for seed in range(3):
+        chance = torch.Generator().manual_seed(seed)
+        a = torch.randn(9, 2, generator=chance, dtype=torch.float64, requires_grad=True)
+        b = torch.randn(2, 6, generator=chance, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.LBFGS([a, b], max_iter=400, line_search_fn="strong_wolfe")
+
+        def closure(a=a, b=b, optimizer=optimizer):
+            optimizer.zero_grad()
+            weight = a @ b
+            made = ((given[1] - given[0] @ weight) ** 2).sum()
+            made = made + two.facts["penalty"] * (weight**2).sum()
+            made.backward()
+            return made
+
+        optimizer.step(closure)
+        best = min(best, closure().item())
+    assert ours == pytest.approx(best, rel=1e-4)
+
+
+def test_similarity_keeps_the_new_models_products_with_documents():
+    random = np.random.default_rng(0)
+    old = unit(random.standard_normal((400, 10)))
+    new = old @ random.standard_normal((10, 6))  # the old documents decide the new ones
+    made = fit_map("similarity", new, old)
+    queries = vectors(50, 6, 1)
+    wanted, given = queries @ new.T, made(queries) @ old.T
+    best, found = (np.argsort(-scores, axis=1)[:, :5] for scores in (wanted, given))
+    share = np.mean([len({*a} & {*b}) / 5 for a, b in zip(best, found, strict=True)])
+    assert share > 0.95
+    turned = fit_map("orthogonal", new, old)  # the control: aims at something else
+    other = np.argsort(-(turned(queries) @ old.T), axis=1)[:, :5]
+    assert np.mean([len({*a} & {*b}) / 5 for a, b in zip(best, other, strict=True)]) < share - 0.2
+
+
+def test_the_mlp_learns_what_no_affine_map_can_and_is_the_same_each_time():
+    x = vectors(3000, 6)
+    y = unit(np.abs(x) @ np.random.default_rng(1).standard_normal((6, 5)))
+    affine, mlp, again = (fit_map(kind, x[:2500], y[:2500]) for kind in ("affine", "mlp", "mlp"))
+    near = [float((made(x[2500:]) * y[2500:]).sum(axis=1).mean()) for made in (affine, mlp)]
+    assert near[1] > near[0] + 0.02
+    assert all((mlp.arrays[name] == again.arrays[name]).all() for name in mlp.arrays)
+    given = torch.randn(7, 3)
+    torch_gelu = torch.nn.functional.gelu(given, approximate="tanh").numpy()
+    np.testing.assert_allclose(gelu(given.numpy()), torch_gelu, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("new", "old"), [(12, 7), (7, 12)])
+def test_maps_survive_their_files(tmp_path, kind, new, old):
+    x, y = related(300, new, old)
+    made = fit_map(kind, x, y)
+    assert made.dimensions == (new, old)
+    QueryMap(made.kind, made.dimensions, made.arrays, {"model": "new"}).save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["map.json", "map.safetensors"]
+    loaded = load_map(tmp_path)
+    mapped = loaded(x)
+    assert (mapped == made(x)).all()
+    assert mapped.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(mapped, axis=1), 1, atol=1e-5)
+    if kind != "similarity":  # which aims at products, not at the old vectors
+        assert (mapped * y).sum(axis=1).mean() > 0.5
+    assert loaded.facts == {"model": "new"}
+    with pytest.raises(ArtifactError, match=rf"\(N, {new}\).* the model new"):
+        loaded(y)
+
+
+def test_the_identity_needs_equal_dimensions(tmp_path):
+    assert identity_map(3, 4) is None
+    made = identity_map(4, 4)
+    made.save(tmp_path)
+    x = vectors(5, 4)
+    np.testing.assert_allclose(load_map(tmp_path)(x), x, atol=1e-6)
+
+
+def test_damaged_files_and_too_few_texts_are_refused(tmp_path):
+    x, y = related(40, 5, 5)
+    with pytest.raises(DataError, match="at least 20 texts"):
+        fit_map("affine", x[:19], y[:19])
+    fit_map("affine", x, y).save(tmp_path)
+    content = (tmp_path / "map.safetensors").read_bytes()
+    (tmp_path / "map.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ArtifactError, match=r"does not have the content .* --road adapter"):
+        load_map(tmp_path)
+    values = json.loads((tmp_path / "map.json").read_text())
+    (tmp_path / "map.json").write_text(json.dumps({**values, "kind": "affine "}))
+    with pytest.raises(ArtifactError):
+        load_map(tmp_path)
+    (tmp_path / "map.json").unlink()
+    with pytest.raises(ArtifactError):
+        load_map(tmp_path)
