@@ -18,7 +18,7 @@ from rayembed_extras.index_upgrades import backfill as backfills
 from rayembed_extras.index_upgrades import upgrade as upgrades
 from rayembed_extras.index_upgrades.job import run_upgrade_job
 from rayembed_extras.index_upgrades.settings import UpgradeRun
-from rayembed_extras.index_upgrades.switch import adapter_for, known_index
+from rayembed_extras.index_upgrades.switch import adapter_for, known_index, roll_back
 from rayembed_extras.indexing.build import build_index
 from rayembed_extras.indexing.manifest import changed_table, read_manifest, write_manifest
 from rayembed_extras.indexing.settings import IndexRun
@@ -254,7 +254,10 @@ def test_bad_input_is_refused_before_a_model_is_loaded(made, index, tmp_path, mo
             upgrades.upgrade(run_of(values, **more), road)
 
     refused("there is no index 'other' .* docs", name="other")
-    refused("made by this very model", model=str(made / "old"))
+    refused("made by this very model.*: there is nothing", model=str(made / "old"))
+    refused(
+        "other settings need --road", model=str(made / "old"), instruction="Find it", road="auto"
+    )
     refused("no queries at", DataError, queries=str(tmp_path / "nowhere"))
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"query": "a", "document": "d900"}\n')
@@ -313,3 +316,22 @@ def test_a_dry_run_prints_settings_and_starts_nothing(made, index, monkeypatch, 
     assert "index docs: table docs_1, 150 rows, made by" in err
     assert command(values, "--name docs", capsys)[0] == 2
     assert command(values, "--model x", capsys)[0] == 2
+
+
+def test_an_index_in_files_is_upgraded_and_rolled_back(made, tmp_path):
+    built = build_index(index_run(made, tmp_path))
+    values = {"name": "docs", "model": str(made / "wide"), "maps": ["similarity"]}
+    run = run_of({**values, "placement": placement(tmp_path)}, keep=0.01)
+    adapted = upgrades.upgrade(run, "auto")
+    mapped = adapter_for(str(tmp_path), "docs", adapted.report.new_weights)
+    with_map = mapped(embedded(made / "wide", ["a dog"]))
+    assert len(built.open().search("docs_1", with_map, 5).ids[0]) == 5
+    upgrades.upgrade(run, "backfill")
+    store = built.open()
+    assert store.pointed("docs") == "docs_2"
+    assert (store.count("docs_1"), store.count("docs_2")) == (COUNT, COUNT)
+    texts = [row["text"] for batch in store.scan("docs_2", ["text"]) for row in batch.to_pylist()]
+    found = store.search("docs_2", embedded(made / "wide", texts[:3], "document"), 1)
+    np.testing.assert_allclose(found.scores, 1, atol=1e-3)
+    assert roll_back(str(tmp_path), "docs") == ("docs_2", "docs_1")
+    assert built.open().pointed("docs") == "docs_1"

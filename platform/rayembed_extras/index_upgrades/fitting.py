@@ -178,9 +178,9 @@ def _trained(
     best, kept, best_epoch = held_out(), _copied(weights), 0
     for epoch in range(1, _EPOCHS + 1):
         shuffled = train[torch.randperm(len(train), generator=chance)]
-        for rows in shuffled.split(_BATCH):
+        for rows in shuffled.split(_BATCH):  # type: ignore[no-untyped-call]
             optimizer.zero_grad()
-            loss(rows).backward()
+            loss(rows).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         now = held_out()
         if now < best:
