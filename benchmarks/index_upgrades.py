@@ -44,34 +44,38 @@ def fine_tuned(pairs, seed, output):
     done = rayembed.train(
         "all-MiniLM-L6-v2",
         pairs[QUERIES : QUERIES + ROWS],
-        steps=120,
-        batch_size=64,
+        steps=60,
+        batch_size=32,
         learning_rate=5e-5,
         name=f"upgrade-seed{seed}",
         output=output,
         settings={
             "seed": seed,
             "model.query_max_length": 32,
-            "model.document_max_length": 96,
+            "model.document_max_length": 64,
             "data.datasets.pairs.held_out": None,
             "evaluation.guard": None,
             "evaluation.benchmarks": [],
+            "evaluation.baselines": [],
         },
     )
     return done.folder
 
 
 class Remembered:
-    """A model that embeds each list of texts once."""
+    """A model that embeds each list of texts once, and keeps the vectors in files."""
 
-    def __init__(self, model):
-        self.model, self.reference, self.known = model, model.reference, {}
+    def __init__(self, model, folder):
+        self.model, self.reference, self.folder = model, model.reference, folder
 
     def _of(self, role, texts):
-        key = (role, len(texts), hash(tuple(texts)))
-        if key not in self.known:
-            self.known[key] = getattr(self.model, role)(texts)
-        return self.known[key]
+        from rayembed.config.document import fingerprint
+
+        key = fingerprint([self.model.weights, self.model.query_instruction, role, list(texts)])
+        file = self.folder / f"{key}.npy"
+        if not file.exists():
+            np.save(file, getattr(self.model, role)(texts))
+        return np.load(file)
 
     def queries(self, texts):
         return self._of("queries", texts)
@@ -80,21 +84,22 @@ class Remembered:
         return self._of("documents", texts)
 
 
-def loaded(folder, instruction=None):
+def loaded(folder, output, instruction=None):
     from rayembed_extras.index_upgrades.models import load_upgrade_model, weights_of
 
-    return Remembered(
-        load_upgrade_model(
-            Path(folder), weights_of(Path(folder)), Path(folder).name, query_instruction=instruction
-        )
+    vectors = Path(output) / "vectors"
+    vectors.mkdir(parents=True, exist_ok=True)
+    model = load_upgrade_model(
+        Path(folder), weights_of(Path(folder)), Path(folder).name, query_instruction=instruction
     )
+    return Remembered(model, vectors)
 
 
-def sample_of(old, pairs, fits):
-    """All articles as an index of the old model; maps are fitted on some that no query asks for."""
+def sample_of(old, pairs, fits, documents):
+    """Articles as an index of the old model; maps are fitted on some that no query asks for."""
     from rayembed_extras.index_upgrades.sample import Sample
 
-    texts = list(dict.fromkeys(text for _, text in pairs))
+    texts = list(dict.fromkeys(text for _, text in pairs))[:documents]
     asked = {text for _, text in pairs[:QUERIES]}
     names = [f"d{number}" for number in range(len(texts))]
     free = [number for number, text in enumerate(texts) if text not in asked]
@@ -182,6 +187,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--fits", type=int, nargs="*", default=[4000])
+    parser.add_argument("--documents", type=int, default=10_000, help="articles, the asked first")
     parser.add_argument("--quickstart", nargs="*", default=[], help="folders of trained models")
     parser.add_argument("--output", default="outputs")
     parser.add_argument("--results", default="outputs/index-upgrades.jsonl")
@@ -193,16 +199,17 @@ def main():
     file.parent.mkdir(parents=True, exist_ok=True)
     known = [json.loads(line) for line in file.open()] if file.exists() else []
     pairs = rows()
-    old = loaded(resolve_model(MINILM))
+    old = loaded(resolve_model(MINILM), given.output)
     changes = [("own fine-tune", seed, None) for seed in given.seeds]
     changes += [("quickstart", seed, folder) for seed, folder in enumerate(given.quickstart)]
+    changes.sort(key=lambda change: change[1])
     for label, seed, folder in changes:
         if any((x["change"], x["seed"]) == (label, seed) for x in known):
             continue
         place = folder or fine_tuned(pairs, seed, given.output)
-        new = loaded(place, TASK if folder else None)
+        new = loaded(place, given.output, TASK if folder else None)
         for fits in given.fits:
-            texts, sample = sample_of(old, pairs, fits)
+            texts, sample = sample_of(old, pairs, fits, given.documents)
             lines = measured(label, seed, sample, old, new, judged_of(pairs, texts), fits)
             known += lines
             with file.open("a") as out:

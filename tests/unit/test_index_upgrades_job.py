@@ -109,6 +109,10 @@ def test_measuring_recommends_and_changes_nothing(made, index, tmp_path, capsys)
     (folder,) = (tmp_path / "indexes/docs/upgrades").iterdir()
     names = {path.name for path in folder.iterdir()}
     assert names == {"map", "upgrade.json", "upgrade.csv", "upgrade.html", "upgrade.png"}
+    figures = (folder / "upgrade.csv").read_text().splitlines()
+    assert figures[0].startswith("road,queries,documents,recall_at_10,ndcg_at_10,share,share_low")
+    assert float(figures[1].split(",")[3]) == 1
+    assert {line.count(",") for line in figures} == {13}
     assert (folder / "upgrade.png").read_bytes()[:4] == b"\x89PNG"
     assert "<h1>Upgrade of the index docs</h1>" in (folder / "upgrade.html").read_text()
 

@@ -105,7 +105,7 @@ def write_report(
     """
     plot = roads_plot(report)
     contents = {
-        "upgrade.csv": show(roads_table(report), "csv").encode(),
+        "upgrade.csv": show(figures_table(report), "csv").encode(),
         "upgrade.png": plot,
         "upgrade.html": upgrade_page(report, sentence, prices, plot).encode(),
     }
@@ -164,6 +164,27 @@ def _cells(row: RoadRow, best: str | None) -> list[object]:
     numbers = [MISSING if n is None else f"{n:.4f}" for n in (row.recall, row.ndcg)]
     agreement = MISSING if row.agreement is None else f"{row.agreement:.4f}"
     return [row.label + chosen, row.queries, row.documents, *numbers, share, apart, agreement]
+
+
+def figures_table(report: UpgradeReport) -> Table:
+    """Table of all figures in full, for files."""
+    heads = ["road", "queries", "documents", "recall_at_10", "ndcg_at_10", "share", "share_low"]
+    heads += ["share_high", "ndcg_difference", "difference_low", "difference_high", "agreement"]
+    rows = []
+    for row in report.roads:
+        share, apart = row.share or ("",) * 3, row.apart or ("",) * 3
+        figures = [row.recall, row.ndcg, *share, *apart, row.agreement, row.seconds]
+        cells = ["" if figure is None else figure for figure in figures]
+        rows.append(
+            [
+                row.label,
+                row.queries,
+                row.documents,
+                *cells,
+                row.kind is not None and row.kind == report.best,
+            ]
+        )
+    return Table([*heads, "fit_seconds", "best"], rows)
 
 
 def prices_table(prices: Sequence[RoadPrice]) -> Table:
