@@ -11,7 +11,7 @@ when an asset moves.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import cache as cached
 from importlib.metadata import EntryPoint
@@ -27,7 +27,7 @@ from rayembed.assets.names import check_inside
 from rayembed.assets.package_index import fetch_from_package
 from rayembed.assets.storage import open_storage
 from rayembed.config.credentials import check_address
-from rayembed.config.table import entry_points, from_outside
+from rayembed.config.table import entry_points, from_outside, load
 from rayembed.config.types import SHORT_NAMES
 from rayembed.errors import AssetError
 
@@ -38,6 +38,10 @@ _ALLOWED = (
 
 _BROUGHT_BY: Mapping[str, str] = {"sample": "rayembed_extras.wikipedia_sample"}
 """Scheme used by a recipe of this package → the optional feature that provides it."""
+
+
+_REGISTERED = "rayembed.registry.registered_model:find_folder"
+"""Function that fetches a registered model, loaded only for one: it imports much."""
 
 
 @cached
@@ -96,12 +100,16 @@ def resolve_model(reference: str, *, cache: Path | None = None) -> Path:
     load.
 
     A GGUF file is converted once into the cache (float32 safetensors and its tokenizer). From the
-    hub come only safetensors, JSON and tokenizer files.
+    hub come only safetensors, JSON and tokenizer files. `models:/name/version` comes from the MLflow
+    of `MLFLOW_TRACKING_URI`.
 
     Raises:
         AssetError: as `resolve`; also when what is there is not a model.
     """
     check_address(reference, "the reference of a model")
+    if reference.startswith("models:/"):
+        find: Callable[[str, str | None], Path] = load(_REGISTERED)
+        return find(reference, None)
     if reference.startswith("hf://") and not _is_gguf(reference.partition("@")[0]):
         path = fetch_model_from_hub(reference, cache and cache_folder(cache) / "hub")
     else:

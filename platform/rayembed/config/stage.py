@@ -1,10 +1,11 @@
 """Settings of one training stage: batches, loss, optimiser, length."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rayembed.config.architecture import ArchitectureConfig
+from rayembed.config.compatible import OldModel, check_compatible, with_old_model
 from rayembed.config.loss import LOSSES, LossConfig
 from rayembed.config.mining import Teacher
 from rayembed.config.optimizer import OPTIMIZERS, OptimizerConfig
@@ -75,6 +76,10 @@ class StageConfig(Settings):
     teachers: tuple[Teacher, ...] = ()
     """Embedding models whose vectors of all texts are computed before the stage, to learn from or
     mask by; none of them runs in a step."""
+    compatible_with: OldModel | None = None
+    """Old model whose vectors an index holds: the trained model's queries then find them. It becomes
+    the only entry of `teachers`, and `loss` becomes `vector_distillation` without a projection,
+    beside the InfoNCE of the stage. None: the new vectors may lie anywhere."""
     hidden_states: HiddenStates | None = None
     """Teacher whose hidden states are distilled too, with any loss; None: none are."""
     optimizer: AnyOptimizer
@@ -158,6 +163,11 @@ class StageConfig(Settings):
             of = "" if steps is None or self.epochs is None else f" ({self.length})"
             raise ValueError(f"stage {self.name!r}{of}: {error}") from None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_old_model(cls, values: Any) -> Any:
+        return with_old_model(values)
+
     @model_validator(mode="after")
     def _can_learn(self) -> "StageConfig":
         # Those of epochs are known only when records are estimated or counted.
@@ -186,6 +196,8 @@ class StageConfig(Settings):
                 f"stage {self.name!r} has neither in-batch nor hard negatives, so its loss is "
                 "always zero; set batch.in_batch_negatives=true or batch.num_negatives above 0"
             )
+        if self.compatible_with is not None:
+            check_compatible(self.name, self.compatible_with, self.loss, self.teachers)
         self._check_teachers()
         if "teacher_scores" in self.loss.needs and not self.batch.num_negatives:
             raise ValueError(

@@ -142,6 +142,8 @@ class ModelLoader:
     spec: str
     """Import string `module:name` of a function from a `ModelUnderTest` to a `ModelSpec`, with `on`
     as in `make_spec`."""
+    names_others: bool = False
+    """Whether a reference names other models; the function then also takes `tracking_uri`."""
 
 
 LOADERS = NamedTable("rayembed.model_loaders", ModelLoader, "loader of models", {})

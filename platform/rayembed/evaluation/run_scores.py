@@ -152,6 +152,7 @@ def make_spec(
         )
     for loader in LOADERS.members().values():
         if loader.takes(settings.reference):
-            spec: ModelSpec = load(loader.spec)(settings, on=on)
+            more = {"tracking_uri": tracking_uri} if loader.names_others else {}
+            spec: ModelSpec = load(loader.spec)(settings, on=on, **more)
             return spec
     return rayembed_spec(settings, tracking_uri=tracking_uri, on=on)

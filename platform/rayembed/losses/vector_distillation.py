@@ -39,7 +39,8 @@ class VectorDistillation(BesideInfoNCE):
     projection: bool | None = None
     """Whether to train a matrix, outside the trained model, that maps the model's vectors to each
     teacher's; None: where a teacher's width is not the model's. It begins as the identity, with
-    zeros for a teacher's further components or without those that it lacks."""
+    zeros for a teacher's further components or without those that it lacks. False: the vectors
+    themselves, of a wider model the first T components, which `dimensions` must name."""
 
     parameter_names: ClassVar[tuple[str, ...]] = (_NAME,)
 
@@ -53,15 +54,18 @@ class VectorDistillation(BesideInfoNCE):
         if there is no projection.
 
         Raises:
-            ConfigError: widths differ, and there is to be no projection.
+            ConfigError: there is to be no projection, and the model learns no vectors of a
+                teacher's width.
         """
         differ = any(width != widths.student for width in widths.teachers)
-        if self.projection is False and differ:
+        learnt = {widths.student, *self.dimensions}
+        if self.projection is False and not learnt.issuperset(widths.teachers):
             raise ConfigError(
                 f"loss.projection is false, but the model's vectors have {widths.student} "
                 "dimensions and those of the stage's teachers have "
-                f"{', '.join(map(str, widths.teachers))}; set loss.projection=null, or use a "
-                "teacher with as many dimensions as the model"
+                f"{', '.join(map(str, widths.teachers))}; set loss.projection=null, use a "
+                "teacher with as many dimensions as the model, or learn the teacher's smaller "
+                "width too (loss.dimensions)"
             )
         if not (differ if self.projection is None else self.projection):
             return {}
@@ -111,7 +115,8 @@ class VectorDistillation(BesideInfoNCE):
 
         vectors, wanted = vectors.float(), wanted.float()
         if matrix is None:
-            wanted = cut(wanted, vectors.shape[-1])
+            width = min(vectors.shape[-1], wanted.shape[-1])
+            vectors, wanted = cut(vectors, width), cut(wanted, width)
         else:
             vectors = vectors @ matrix.float().T
         if self.form == "cosine":

@@ -6,7 +6,8 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from rayembed.assets.names import below, folder_name
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.credentials import check_address
 from rayembed.config.run import Run
+from rayembed.config.settings import changed
+from rayembed.config.stage import StageConfig
 from rayembed.errors import ArtifactError, ConfigError, TrackingError
 from rayembed.registry.aliases import CANDIDATE, CHAMPION, PREVIOUS
 from rayembed.registry.gates import summary
@@ -30,10 +33,12 @@ from rayembed.registry.mlflow_run import (
     open_client,
 )
 from rayembed.registry.register import MODEL_ID_TAG, WEIGHTS_TAG
-from rayembed.registry.tracking_uri import sqlite_path
+from rayembed.registry.tracking_uri import resolve_tracking_uri, sqlite_path
 from rayembed.results.scores import TaskScore, from_json, to_json
 
 SCHEME = "models:/"
+
+_ADDRESS = "MLFLOW_TRACKING_URI"
 
 SCORES_FILE = "scores.json"
 """Artifact with all scores of a version and what they were measured on."""
@@ -146,6 +151,41 @@ def pinned_reference(reference: str, tracking_uri: str | None) -> str:
     return f"{SCHEME}{asked.name}/{version.version}"
 
 
+@contextmanager
+def pinned_models(run: Run) -> Iterator[Run]:
+    """Context manager that yields the run with the versions that registered old models have now.
+
+    Within it `MLFLOW_TRACKING_URI` is the run's MLflow, where teachers are looked up.
+
+    Raises:
+        RayembedError: as `find_folder`.
+    """
+    old = [stage.compatible_with for stage in run.stages]
+    if not any(one is not None and one.model.startswith(SCHEME) for one in old):
+        yield run
+        return
+    before, placement = os.environ.get(_ADDRESS), run.placement
+    asked = placement.tracking_uri or before
+    uri = resolve_tracking_uri(asked, placement.storage_path, make_folder=False)
+    os.environ[_ADDRESS] = uri
+    try:
+        yield changed(run, stages=tuple(_pinned(stage, uri) for stage in run.stages))
+    finally:
+        if before is None:
+            del os.environ[_ADDRESS]
+        else:
+            os.environ[_ADDRESS] = before
+
+
+def _pinned(stage: StageConfig, uri: str) -> StageConfig:
+    old = stage.compatible_with
+    if old is None:
+        return stage
+    model = pinned_reference(old.model, uri)
+    teachers = tuple(changed(teacher, teacher=model) for teacher in stage.teachers)
+    return changed(stage, compatible_with=changed(old, model=model), teachers=teachers)
+
+
 def find_folder(reference: str, tracking_uri: str | None) -> Path:
     """Return the local folder of a model, registered or not; a registered one is downloaded
     once.
@@ -168,7 +208,7 @@ def find_folder(reference: str, tracking_uri: str | None) -> Path:
 
 def _find(asked: ModelReference, tracking_uri: str | None) -> tuple[Any, Any, str]:
     """Find the version in MLflow; return the client, the version and MLflow's address."""
-    uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+    uri = tracking_uri or os.environ.get(_ADDRESS)
     if not uri:
         raise ConfigError(
             f"the model {asked.name!r} is in MLflow's registry, but no tracking address is set; "

@@ -259,7 +259,7 @@ def models_of(run: Run) -> Iterator[tuple[str, str]]:
 def _check_model(setting: str, reference: str) -> None:
     """Raise if a model's reference is malformed or its local folder holds no model."""
     _check_form(setting, reference)
-    if "://" in reference:
+    if "://" in reference or reference.startswith("models:/"):
         return
     try:
         if resolve(reference).is_file() and reference.lower().endswith(".gguf"):

@@ -5,7 +5,7 @@ A mistake that only a worker could find would be told after hours of preparation
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from rayembed.assets.folder_formats import stated_format
 from rayembed.assets.resolver import is_unpacked, resolve, resolve_model
@@ -33,6 +33,7 @@ from rayembed.models.architecture import architecture_of
 from rayembed.models.contract import PromptTokenizer
 from rayembed.models.loading.build import check_buildable
 from rayembed.models.loading.load import check_loadable, empty_model, saved_widths
+from rayembed.models.loading.saved_prompts import saved_prompts
 from rayembed.models.transformer_model import TransformerModel
 from rayembed.pipeline.checks.network import check_endpoints
 from rayembed.search.faiss_library import require_faiss
@@ -158,7 +159,27 @@ def _teacher_widths(stage: StageConfig) -> tuple[int, ...]:
     """Fetch and check the stage's teachers, and return the widths of their vectors."""
     for place, teacher in enumerate(stage.teachers):
         _check_encoder(f"stages.{stage.name}.teachers.{place}.teacher", teacher.teacher)
+    if stage.compatible_with is not None:
+        _check_old_prompts(stage)
     return tuple(saved_widths(resolve_model(teacher.teacher))[0] for teacher in stage.teachers)
+
+
+def _check_old_prompts(stage: StageConfig) -> None:
+    """Raise if the old model of a compatible stage embeds texts after another prompt than those of
+    its index.
+    """
+    (teacher,) = stage.teachers
+    folder = resolve_model(teacher.teacher)
+    config, saved = check_loadable(folder), saved_prompts(folder)
+    for role in get_args(Role):
+        given = getattr(teacher, f"{role}_prefix") or config.prompt("", role)
+        if saved.get(role, given) != given:
+            setting = f"stages.{stage.name}.teachers.0.{role}_prefix"
+            raise ConfigError(
+                f"{setting}: the old model {teacher.teacher!r} puts {saved[role]!r} before each "
+                f"{role}, but as a teacher {given!r}, so its vectors would not be those of the "
+                f"index; set {setting}={saved[role]!r}"
+            )
 
 
 def _check_states(stage: StageConfig, model: TransformerModel) -> None:

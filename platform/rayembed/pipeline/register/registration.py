@@ -51,6 +51,8 @@ logger = logging.getLogger(__name__)
 
 SHARE_TAG = "rayembed.trained_share"
 """Tag of a version: share of the trained model in it, for a card that is written later."""
+COMPATIBLE_TAG = "rayembed.compatible_with"
+"""Old model in whose space the version's vectors lie, so that its index answers new queries."""
 LICENCE_TAG = "rayembed.base_licence"
 """Tag of a training's MLflow run: licence of the base model, read where it lies."""
 
@@ -293,6 +295,10 @@ def put(
         if candidate.training is not None:
             share = f"{candidate.training.share:g}"
             client.set_model_version_tag(name, str(number), SHARE_TAG, share)
+            old = candidate.training.run.stages[-1].compatible_with
+            if old is not None and candidate.training.share:
+                place = without_place(old.model)
+                client.set_model_version_tag(name, str(number), COMPATIBLE_TAG, place)
         dimensions = int((model_settings(client, version).get("dimensions") or [0])[0])
         card_of = partial(_plain_card, candidate, name, dimensions)
         if training is not None:

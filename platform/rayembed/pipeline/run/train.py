@@ -67,6 +67,7 @@ from rayembed.pipeline.run.validation import (
 from rayembed.pipeline.storage import placed
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog, dropped_steps
 from rayembed.registry.provenance import collect_provenance
+from rayembed.registry.registered_model import pinned_models
 from rayembed.registry.run_folder import check_run_folder
 from rayembed.registry.tracking import Tracker
 from rayembed.registry.tracking_uri import reachable_tracking_uri
@@ -138,15 +139,17 @@ def _scores_of(name: str) -> str:
 
 @contextmanager
 def claimed_run(run: Run, *, wait: bool) -> Iterator[tuple[Run, RunFolders]]:
-    """Context manager that makes the run's storage path absolute and locks its folders; yields
-    both.
+    """Context manager that makes the run's storage path absolute, pins registered models and locks
+    the run's folders; yields the run and the folders.
 
     Args:
         wait: for the process that has them, instead of refusing.
     """
-    run = placed(resolve(run))
-    with locked_folders(run, wait=wait) as folders:
-        yield run, folders
+    with (
+        pinned_models(placed(resolve(run))) as pinned,
+        locked_folders(pinned, wait=wait) as folders,
+    ):
+        yield pinned, folders
 
 
 def train_claimed(

@@ -1,0 +1,7 @@
+"""Register the scores on the old model's documents as a report that `placement.findings` selects."""
+
+from rayembed.config.reports import FindingKind
+
+OLD_INDEX = FindingKind(
+    "Old index", of_scores="rayembed_extras.model_pairs.finding:scores_on_old_index"
+)
