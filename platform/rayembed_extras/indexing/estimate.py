@@ -22,10 +22,11 @@ from rayembed.registry.registered_model import find_folder, pinned_reference
 from rayembed.results.costs import Cost
 from rayembed_extras.indexing.checks import settled_run, tracking_uri_of
 from rayembed_extras.indexing.chunks import check_size, splitter
-from rayembed_extras.indexing.documents import Columns, document_pieces, settled_columns
+from rayembed_extras.indexing.documents import document_pieces, settled_columns
 from rayembed_extras.indexing.embed import LoadedModel, ModelSpec
 from rayembed_extras.indexing.places import place_of
 from rayembed_extras.indexing.report import shown_reference
+from rayembed_extras.indexing.rows import Columns
 from rayembed_extras.indexing.settings import IndexRun
 from rayembed_extras.indexing.store import VECTOR, Layout
 

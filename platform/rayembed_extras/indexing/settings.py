@@ -146,7 +146,7 @@ class IndexRun(Document):
     view or file by which the store's clients find the current table."""
     model: EmbeddingModel
     documents: Documents
-    store: AnyStore = Field(default={"kind": "parquet"})
+    store: AnyStore = Field(default={"kind": "parquet"})  # type: ignore[assignment]
     tracking_uri: Reference | None = None
     """MLflow's address for `models:/…` and for the registration of the index; None: the SQLite file
     in `placement.storage_path`."""
