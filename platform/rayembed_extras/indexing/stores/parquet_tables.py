@@ -21,6 +21,7 @@ from rayembed.assets.json_files import read_json, write_json
 from rayembed.assets.storage import (
     check_writable,
     exists,
+    file_sizes,
     join,
     list_files,
     open_storage,
@@ -28,9 +29,11 @@ from rayembed.assets.storage import (
     write_atomic,
 )
 from rayembed.errors import ConfigError, PlacementError
+from rayembed.machine.quantisation import from_bits, to_bits
 from rayembed.search.exact import top_k
 from rayembed_extras.indexing.layout import ARROW_TYPES, arrow_types, loaded_vectors
 from rayembed_extras.indexing.store import VECTOR, Found, Layout
+from rayembed_extras.indexing.stores.layouts import checked_queries, checked_rows
 
 _LAYOUT = "_layout.json"
 """File whose name readers of the folder leave out."""
@@ -109,7 +112,7 @@ class ParquetTables:
         for name in self._files(table):
             rows = self._read(table, name, columns)
             if len(rows):
-                yield rows
+                yield rows if columns is None else rows.select(list(columns))
 
     def search(
         self, table: str, queries: np.ndarray, k: int, options: Mapping[str, Any] | None = None
@@ -118,6 +121,11 @@ class ParquetTables:
         if options:
             raise ConfigError(f"the store parquet has no options of a search, not {dict(options)}")
         layout = self.layout(table)
+        queries = checked_queries(table, queries, layout.dimensions)
+        if not len(queries):
+            return Found([], np.empty((0, k), np.float32))
+        if layout.number_type == "bits":  # by the number of equal signs, as other stores do
+            queries = from_bits(to_bits(queries), layout.dimensions)
         files = self._files(table)
         counts: list[int] = []
 
@@ -127,7 +135,7 @@ class ParquetTables:
                 counts.append(len(vectors))
                 yield vectors
 
-        scores, places = top_k(np.asarray(queries, np.float32), shards(), k)
+        scores, places = top_k(queries, shards(), k)
         ids = np.full(places.shape, "", dtype=object)
         ends = np.cumsum(counts)
         for number, name in enumerate(files):
@@ -157,6 +165,10 @@ class ParquetTables:
                 "before this one is removed"
             )
         remove_folder(self._path(table))
+
+    def bytes_of(self, table: str) -> int:
+        """Sum the bytes of a table's files."""
+        return sum(file_sizes(self._path(table), recursive=True).values())
 
     def close(self) -> None:
         """Do nothing: no connection is kept."""
@@ -198,8 +210,8 @@ class ParquetTables:
     def _rewrite(self, table: str, name: str, rows: pa.Table | None, delete: Sequence[str]) -> None:
         """Replace the rows of the same ids in a file, delete others, and append new ones."""
         path = self._path(table, name)
-        schema = self.layout(table).schema
-        tables = [] if rows is None else [rows.select(schema.names).cast(schema)]
+        layout = self.layout(table)
+        tables = [] if rows is None else [checked_rows(table, rows, layout)]
         if exists(path):
             there = self._read(table, name)
             gone = pa.array([*delete, *(rows["id"].to_pylist() if rows is not None else ())])
