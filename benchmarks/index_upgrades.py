@@ -7,9 +7,9 @@ has one article.
 
     python benchmarks/index_upgrades.py --seeds 0 1 2 --quickstart outputs/runs/*/models/blend
 
-Each map is fitted on documents, and on their first sentences as queries. `same as full` is the
-share of full re-embedding's first 10 documents. Results are lines of a file; what is in it is not
-run again.
+Each map is fitted on documents, on their first sentences as queries, and on both. `same as full`
+is the share of full re-embedding's first 10 documents. Results are lines of a file; what is in it
+is not run again.
 """
 
 import argparse
@@ -133,12 +133,12 @@ def measured(label, seed, sample, old, new, judged, fits):
     from rayembed_extras.index_upgrades.settings import UpgradeRun
 
     lines = []
-    for fit_on in ("documents", "queries"):
+    for fit_on in ("both", "documents", "queries"):
         began = time.perf_counter()
         run = UpgradeRun(name="docs", model="new", queries="given", fit_on=fit_on, seed=seed)
         done = compare_roads(run, sample, old, new, judged)
         for road in done.roads:
-            if road.scores is None or (fit_on == "queries" and road.kind in (None, "identity")):
+            if road.scores is None or (fit_on != "both" and road.kind in (None, "identity")):
                 continue
             lines.append(
                 {
@@ -203,12 +203,15 @@ def main():
     changes = [("own fine-tune", seed, None) for seed in given.seeds]
     changes += [("quickstart", seed, folder) for seed, folder in enumerate(given.quickstart)]
     changes.sort(key=lambda change: change[1])
+    done = {(x["change"], x["seed"], x["fits"]) for x in known}
     for label, seed, folder in changes:
-        if any((x["change"], x["seed"]) == (label, seed) for x in known):
+        if all((label, seed, fits) in done for fits in given.fits):
             continue
         place = folder or fine_tuned(pairs, seed, given.output)
         new = loaded(place, given.output, TASK if folder else None)
         for fits in given.fits:
+            if (label, seed, fits) in done:
+                continue
             texts, sample = sample_of(old, pairs, fits, given.documents)
             lines = measured(label, seed, sample, old, new, judged_of(pairs, texts), fits)
             known += lines

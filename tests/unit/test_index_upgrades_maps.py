@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 from scipy.linalg import orthogonal_procrustes
-from sklearn.linear_model import RidgeCV
+from sklearn.linear_model import Ridge, RidgeCV
 
 from rayembed.errors import ArtifactError, DataError
 from rayembed_extras.index_upgrades.fitting import fit_map, fit_ridge, orthogonal_weight
 from rayembed_extras.index_upgrades.maps import QueryMap, gelu, identity_map, load_map, unit
 
-KINDS = ("orthogonal", "affine", "low_rank", "mlp", "similarity")
+KINDS = ("orthogonal", "affine", "low_rank", "mlp")
 
 
 def vectors(count, width, seed=0):
@@ -65,7 +65,7 @@ def test_orthogonal_maps_are_procrustes_of_padded_vectors(new, old):
 def test_a_turned_space_is_turned_back():
     y = vectors(300, 8)
     turn, _ = np.linalg.qr(np.random.default_rng(1).standard_normal((8, 8)))
-    for kind in ("orthogonal", "affine", "similarity"):
+    for kind in ("orthogonal", "affine"):
         made = fit_map(kind, unit(y @ turn.T), y)
         assert (made(y @ turn.T) * y).sum(axis=1).min() > 1 - 1e-4, kind
 
@@ -74,8 +74,8 @@ def test_low_rank_of_full_rank_is_affine_and_of_lower_rank_the_nearest(monkeypat
     from rayembed_extras.index_upgrades import fitting
 
     x, y = related(150, 9, 6)
-    full, affine = fit_map("low_rank", x, y), fit_map("affine", x, y)
-    np.testing.assert_allclose(full(x), affine(x), atol=1e-5)
+    full, ridge = fit_map("low_rank", x, y), fit_ridge(x, y)
+    np.testing.assert_allclose(full(x), unit(x @ ridge.weight + ridge.bias), atol=1e-5)
     monkeypatch.setattr(fitting, "_RANK", 2)
     two = fit_map("low_rank", x, y)
     assert two.arrays["down"].shape == (9, 2)
@@ -108,19 +108,13 @@ def test_low_rank_of_full_rank_is_affine_and_of_lower_rank_the_nearest(monkeypat
     assert ours == pytest.approx(best, rel=1e-4)
 
 
-def test_similarity_keeps_the_new_models_products_with_documents():
-    random = np.random.default_rng(0)
-    old = unit(random.standard_normal((400, 10)))
-    new = old @ random.standard_normal((10, 6))  # the old documents decide the new ones
-    made = fit_map("similarity", new, old)
-    queries = vectors(50, 6, 1)
-    wanted, given = queries @ new.T, made(queries) @ old.T
-    best, found = (np.argsort(-scores, axis=1)[:, :5] for scores in (wanted, given))
-    share = np.mean([len({*a} & {*b}) / 5 for a, b in zip(best, found, strict=True)])
-    assert share > 0.95
-    turned = fit_map("orthogonal", new, old)  # the control: aims at something else
-    other = np.argsort(-(turned(queries) @ old.T), axis=1)[:, :5]
-    assert np.mean([len({*a} & {*b}) / 5 for a, b in zip(best, other, strict=True)]) < share - 0.2
+def test_affine_is_ridge_regression_of_what_a_rotation_leaves():
+    x, y = related(120, 9, 7, noise=0.5)
+    turn = orthogonal_weight(x, y)
+    made = fit_map("affine", x, y)
+    theirs = Ridge(alpha=made.facts["penalty"]).fit(x.astype(float), y - x @ turn)
+    np.testing.assert_allclose(made.arrays["weight"], turn + theirs.coef_.T, atol=1e-5)
+    np.testing.assert_allclose(made.arrays["bias"], theirs.intercept_, atol=1e-5)
 
 
 def test_the_mlp_learns_what_no_affine_map_can_and_is_the_same_each_time():
@@ -148,8 +142,7 @@ def test_maps_survive_their_files(tmp_path, kind, new, old):
     assert (mapped == made(x)).all()
     assert mapped.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(mapped, axis=1), 1, atol=1e-5)
-    if kind != "similarity":  # which aims at products, not at the old vectors
-        assert (mapped * y).sum(axis=1).mean() > 0.5
+    assert (mapped * y).sum(axis=1).mean() > 0.5
     assert loaded.facts == {"model": "new"}
     with pytest.raises(ArtifactError, match=rf"\(N, {new}\).* the model new"):
         loaded(y)

@@ -173,21 +173,21 @@ def road(measured, label):
     return next(one for one in measured.roads if one.label == label)
 
 
-@pytest.mark.parametrize("fit_on", ["documents", "queries"])
+@pytest.mark.parametrize("fit_on", ["both", "documents", "queries"])
 def test_a_turned_model_needs_a_map_and_no_backfill(tmp_path, fit_on):
     old, new = Hidden(10, 1), Hidden(10, 2)
     run = UpgradeRun(name="docs", model="new", fit_on=fit_on, sampled_queries=150)
     measured = compare_roads(run, sampled(*built(tmp_path, old)), old, new, None)
     assert road(measured, FULL).scores.recall.mean() == 1, "its own results are the reference"
     assert road(measured, "before the upgrade").share.value == pytest.approx(1.0)
-    for kind in ("orthogonal", "affine", "similarity"):
+    for kind in ("orthogonal", "affine"):
         assert road(measured, f"map: {kind}").share.value > 0.99, kind
     assert road(measured, "no map (identity)").share.value < 0.1, "the control"
     assert road(measured, "old queries").share.value < 0.1
     assert measured.best.kind != "identity"
     assert measured.mapped.share.interval[0] > 0.97
     assert not measured.judged
-    assert (measured.num_queries, measured.fit_rows) == (150, 500)
+    assert (measured.num_queries, measured.fit_rows) == (150, 1000 if fit_on == "both" else 500)
     assert len(new.asked) == 1200
 
 
@@ -213,7 +213,7 @@ def test_judged_queries_show_what_a_map_loses(tmp_path):
     assert any("keeping the old model" in note for note in worse.notes)
     without = compare_roads(run, sample, None, new, judged)
     assert road(without, "before the upgrade").scores is None
-    assert without.mapped.share == measured.mapped.share, "maps of documents need no old model"
+    assert without.mapped.share.value > measured.mapped.share.value - 0.05, "of documents alone"
     assert "was not loaded" in without.notes[0]
 
 

@@ -180,15 +180,19 @@ def _fitted(
     new: UpgradeModel,
     new_rows: np.ndarray,
 ) -> tuple[dict[MapKind, QueryMap], dict[MapKind, float], int]:
-    """Fit all maps; return them with their seconds, and the number of fitted rows."""
+    """Fit all maps; return them with their seconds, and the number of fitted texts."""
     rows = sample.rows_of(sample.fits)[: _MOST_FIT_ROWS * run.fit_documents]
-    of_documents = new_rows[rows], sample.old[rows]
-    pairs = of_documents
-    if run.fit_on == "queries" and old is not None:
+    news, olds = [new_rows[rows]], [sample.old[rows]]
+    if run.fit_on != "documents" and old is not None:
         _, first = np.unique(sample.owners[rows], return_index=True)
         made = (first_sentence(sample.texts[rows[at]]) for at in first)
         sentences = [sentence for sentence in made if sentence is not None]
-        pairs = new.queries(sentences), old.queries(sentences)
+        if sentences:
+            news.append(new.queries(sentences))
+            olds.append(old.queries(sentences))
+        if run.fit_on == "queries":
+            del news[0], olds[0]
+    given = np.concatenate(news), np.concatenate(olds)
     maps: dict[MapKind, QueryMap] = {}
     seconds: dict[MapKind, float] = {}
     for kind in run.maps:
@@ -198,11 +202,10 @@ def _fitted(
             if same is not None:
                 maps[kind] = same
         else:
-            given = of_documents if kind == "similarity" else pairs
             maps[kind] = fit_map(kind, *given, seed=run.seed)
         seconds[kind] = time.perf_counter() - began
         logger.info("fitted %s in %.1f s", kind, seconds[kind])
-    return maps, seconds, len(rows)
+    return maps, seconds, len(given[0])
 
 
 def _old_roads(

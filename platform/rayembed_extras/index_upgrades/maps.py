@@ -16,7 +16,7 @@ from rayembed.assets.json_files import read_json, write_json
 from rayembed.assets.storage import join, read_bytes, write_atomic
 from rayembed.errors import ArtifactError
 
-MapKind = Literal["identity", "orthogonal", "affine", "low_rank", "mlp", "similarity"]
+MapKind = Literal["identity", "orthogonal", "affine", "low_rank", "mlp"]
 """Kinds of maps, see `fitting`."""
 
 SETTINGS_FILE, WEIGHTS_FILE = "map.json", "map.safetensors"
@@ -27,7 +27,6 @@ _REMEDY = "Fit the map again with `rayembed upgrade --road adapter`"
 _ARRAYS: Mapping[str, tuple[str, ...]] = {
     "identity": (),
     "orthogonal": ("weight",),
-    "similarity": ("weight",),
     "affine": ("weight", "bias"),
     "low_rank": ("down", "up", "bias"),
     "mlp": ("weight", "bias", "inner", "inner_bias", "outer", "outer_bias"),

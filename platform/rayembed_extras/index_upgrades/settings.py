@@ -54,12 +54,12 @@ class UpgradeRun(Document):
         "affine",
         "low_rank",
         "mlp",
-        "similarity",
     )
     """Maps to fit and measure."""
-    fit_on: Literal["documents", "queries"] = "documents"
-    """Texts on which maps are fitted: documents, whose old vectors the index has, or their first
-    sentences, embedded as queries by both models. `similarity` always takes documents."""
+    fit_on: Literal["both", "documents", "queries"] = "both"
+    """Texts on which maps are fitted: documents, whose old vectors the index has; their first
+    sentences, embedded as queries by both models; or both, which kept most. Without the old model
+    documents alone."""
     fit_documents: PositiveInt = 5_000
     """Documents on which maps are fitted; at most half of the index."""
     searched_documents: PositiveInt = 20_000
