@@ -1,4 +1,4 @@
-"""A stage that keeps the vectors of an old model: settings, loss by hand, a run, a registered one."""
+"""A stage that keeps the space of an old model: settings, loss by hand, runs, registered models."""
 
 import os
 from pathlib import Path
@@ -72,7 +72,7 @@ def test_the_file_of_a_run_gives_the_same_run(given, tmp_path):
     assert again.fingerprint == run.fingerprint
     assert override(run, []) == run
     old = run.stages[0].compatible_with.model
-    assert old == (SHORT_NAMES[given] if given in SHORT_NAMES else old)
+    assert old == (SHORT_NAMES.get(given, old))
     assert f"compatible_with:\n    model: {old}" in run.to_yaml()
 
 
@@ -84,7 +84,9 @@ def test_the_weight_is_the_inverse_of_infonces():
     run = override(run, [f"{STAGE}.loss.infonce_weight=0.7"])
     assert run.stages[0].loss.infonce_weight == 0.7
     run = override(run, [f"{STAGE}.teachers.0.max_length=64"])
-    assert run.stages[0].teachers[0].max_length == 64
+    run = override(run, [f"{STAGE}.compatible_with=/other"])
+    (teacher,) = run.stages[0].teachers
+    assert (teacher.teacher, teacher.max_length) == ("/other", 64)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_the_weight_is_the_inverse_of_infonces():
         ("loss=siglip", r"does not allow; set stages\.finetune\.loss\.kind=infonce"),
         ("loss.kind=similarity_distillation", r"'similarity_distillation' does not allow"),
         ("loss={kind: vector_distillation, projection: true}", r"projection is true.*to false"),
-        ("teachers=[{teacher: /other}]", r"only teacher.*'/other'; set stages\.finetune\.teachers"),
+        ("teachers=[{teacher: /a}, {teacher: /b}]", r"only teacher.*'/a', '/b'; set stages\.fine"),
         ("compatible_with={weight: 2}", r"compatible_with\.model' is required"),
         ("compatible_with={model: /a, weight: -1}", r"compatible_with\.weight = '-1': must be"),
         ("compatible_with=[a]", r"compatible_with"),

@@ -100,8 +100,8 @@ def resolve_model(reference: str, *, cache: Path | None = None) -> Path:
     load.
 
     A GGUF file is converted once into the cache (float32 safetensors and its tokenizer). From the
-    hub come only safetensors, JSON and tokenizer files. `models:/name/version` comes from the MLflow
-    of `MLFLOW_TRACKING_URI`.
+    hub come only safetensors, JSON and tokenizer files. `models:/name/version` comes from the
+    MLflow of `MLFLOW_TRACKING_URI`.
 
     Raises:
         AssetError: as `resolve`; also when what is there is not a model.

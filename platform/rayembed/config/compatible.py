@@ -40,6 +40,7 @@ def with_old_model(values: Any) -> Any:
     for.
 
     Values that hold them already stay as they are, so that a run's file reads back to the same run.
+    A single teacher keeps its settings and becomes the old model.
     """
     asked = values.get("compatible_with") if isinstance(values, Mapping) else None
     if asked is None:
@@ -60,7 +61,9 @@ def with_old_model(values: Any) -> Any:
         loss["projection"] = False
     if (weight := _positive(old.get("weight"))) is not None:
         loss["infonce_weight"], old["weight"] = 1 / weight, None
-    teachers = values.get("teachers") or [{"teacher": old["model"], "max_length": MAX_LENGTH}]
+    teachers = values.get("teachers") or [{"max_length": MAX_LENGTH}]
+    if len(teachers) == 1 and isinstance(teachers[0], Mapping | Settings):
+        teachers = [{**dict(teachers[0]), "teacher": old["model"]}]
     return {**values, "compatible_with": old, "loss": loss, "teachers": teachers}
 
 
@@ -79,7 +82,7 @@ def check_compatible(
     """Check that a stage's loss keeps vectors in the old model's space.
 
     Raises:
-        ValueError: it does not, or the stage has other teachers.
+        ValueError: it does not, or the stage has further teachers.
     """
     if loss.kind != DISTILLATION:
         raise ValueError(

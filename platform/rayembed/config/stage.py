@@ -77,9 +77,9 @@ class StageConfig(Settings):
     """Embedding models whose vectors of all texts are computed before the stage, to learn from or
     mask by; none of them runs in a step."""
     compatible_with: OldModel | None = None
-    """Old model whose vectors an index holds: the trained model's queries then find them. It becomes
-    the only entry of `teachers`, and `loss` becomes `vector_distillation` without a projection,
-    beside the InfoNCE of the stage. None: the new vectors may lie anywhere."""
+    """Old model whose vectors an index holds: the trained model's queries then find them. It
+    becomes the only entry of `teachers`, and `loss` becomes `vector_distillation` without a
+    projection, beside the InfoNCE of the stage. None: the new vectors may lie anywhere."""
     hidden_states: HiddenStates | None = None
     """Teacher whose hidden states are distilled too, with any loss; None: none are."""
     optimizer: AnyOptimizer

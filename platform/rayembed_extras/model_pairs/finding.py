@@ -70,9 +70,7 @@ def old_model(run: Run) -> Teacher | None:
     return stage.teachers[0] if keeps and len(stage.teachers) == 1 else None
 
 
-def _compared(
-    old: ModelScores, new: ModelScores, mixed: ModelScores, tasks: list[str]
-) -> Finding:
+def _compared(old: ModelScores, new: ModelScores, mixed: ModelScores, tasks: list[str]) -> Finding:
     """Make the table of the three rows, each with the paired interval of its gain on the old model.
 
     Args:

@@ -1,4 +1,4 @@
-"""Register the scores on the old model's documents as a report that `placement.findings` selects."""
+"""Register the scores on an old index as a report that `placement.findings` selects."""
 
 from rayembed.config.reports import FindingKind
 
