@@ -8,7 +8,7 @@ SCHEME, SEPARATOR = "pair:", "::"
 
 
 def parse_pair(reference: str) -> tuple[str, str]:
-    """Divide the reference of a pair into those of the query model and the document model.
+    """Divide the reference of a pair into the query model's and the document model's.
 
     Raises:
         ConfigError: it does not name two models.

@@ -165,8 +165,8 @@ def _teacher_widths(stage: StageConfig) -> tuple[int, ...]:
 
 
 def _check_old_prompts(stage: StageConfig) -> None:
-    """Raise if the old model of a compatible stage embeds texts after another prompt than those of
-    its index.
+    """Raise if the old model, as the teacher of a compatible stage, puts another prompt before
+    texts than in its index.
     """
     (teacher,) = stage.teachers
     folder = resolve_model(teacher.teacher)
