@@ -208,7 +208,7 @@ def test_judged_queries_show_what_a_map_loses(tmp_path):
     assert before.scores.recall.mean() - 0.05 < measured.mapped.scores.recall.mean()
     assert measured.mapped.share.interval[1] < 0.97
     assert measured.mapped.apart.mean < 0
-    assert not measured.notes
+    assert all("with the best map" in note for note in measured.notes)
     worse = compare_roads(run, sample, Hidden(6, 1, noise=0.3), Hidden(6, 1, noise=2), judged)
     assert any("keeping the old model" in note for note in worse.notes)
     without = compare_roads(run, sample, None, new, judged)

@@ -169,7 +169,7 @@ def compare_roads(
         sample.rows,
         len(sample.texts),
         fit_rows,
-        tuple(_notes(roads, run, new, sample)),
+        tuple(_notes(roads, best, new, sample, is_judged=judged is not None)),
     )
 
 
@@ -264,7 +264,12 @@ def _sentences(
 
 
 def _notes(
-    roads: Sequence[MeasuredRoad], run: UpgradeRun, new: UpgradeModel, sample: Sample
+    roads: Sequence[MeasuredRoad],
+    best: QueryMap | None,
+    new: UpgradeModel,
+    sample: Sample,
+    *,
+    is_judged: bool,
 ) -> list[str]:
     notes = []
     if int(sample.searched.sum()) < sample.documents:
@@ -276,11 +281,15 @@ def _notes(
     full = roads[0].scores
     if before.scores is None:
         notes.append("the index's model was not loaded, so its own queries are not measured")
-    elif full is not None and run.queries is not None:
-        apart = difference(full.ndcg, before.scores.ndcg)
-        if apart.interval is not None and apart.interval[0] <= 0:
-            notes.append(
-                f"{new.reference} is not better than the index's model here: nDCG@10 "
-                f"{apart.shown()} after full re-embedding; keeping the old model is a road, too"
-            )
+    elif full is not None and is_judged:
+        mapped = next((road.scores for road in roads if best and road.kind == best.kind), None)
+        for scores, what in ((full, "after full re-embedding"), (mapped, "with the best map")):
+            if scores is None:
+                continue
+            apart = difference(scores.ndcg, before.scores.ndcg)
+            if apart.interval is not None and apart.interval[0] <= 0:
+                notes.append(
+                    f"{new.reference} is not better than the index's model here {what}: nDCG@10 "
+                    f"{apart.shown()}; keeping the old model is a road, too"
+                )
     return notes

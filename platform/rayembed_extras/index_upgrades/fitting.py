@@ -128,22 +128,34 @@ def fit_map(kind: MapKind, new: np.ndarray, old: np.ndarray, *, seed: int = 0) -
             arrays = {"down": down, "up": up, "bias": bias}
             facts |= {"penalty": ridge.penalty, "rank": rank}
         case _:
-            turn = orthogonal_weight(new, old)
-            ridge = fit_ridge(new, old - new @ turn)
-            facts["penalty"] = ridge.penalty
-            arrays = {"weight": turn + ridge.weight, "bias": ridge.bias}
+            arrays, facts["penalty"] = _affine(new, old)
             if kind == "mlp":
-                start = {name: np.asarray(array, np.float32) for name, array in arrays.items()}
-                arrays, facts["epochs"] = _trained(start, new, old, seed)
+                trained, facts["epochs"] = _trained(new, old, seed)
+                arrays = trained if facts["epochs"] else _with_zeros(arrays)
     made = {name: np.ascontiguousarray(array, np.float32) for name, array in arrays.items()}
     return QueryMap(kind, (new.shape[1], old.shape[1]), made, facts)
 
 
-def _trained(
-    start: dict[str, np.ndarray], new: np.ndarray, old: np.ndarray, seed: int
-) -> tuple[dict[str, np.ndarray], int]:
-    """Train the residual layer on a fixed affine map by the cosine; keep the epoch with the best
-    held-out one.
+def _affine(new: np.ndarray, old: np.ndarray) -> tuple[dict[str, np.ndarray], float]:
+    """Weight and bias of the affine map, and its penalty."""
+    turn = orthogonal_weight(new, old)
+    ridge = fit_ridge(new, old - new @ turn)
+    return {"weight": turn + ridge.weight, "bias": ridge.bias}, ridge.penalty
+
+
+def _with_zeros(affine: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Arrays of an MLP that adds nothing to an affine map."""
+    new, old = affine["weight"].shape
+    inner, outer = np.zeros((new, _HIDDEN)), np.zeros((_HIDDEN, old))
+    further = {"inner": inner, "inner_bias": inner[0], "outer": outer, "outer_bias": outer[0]}
+    return {**affine, **further}
+
+
+def _trained(new: np.ndarray, old: np.ndarray, seed: int) -> tuple[dict[str, np.ndarray], int]:
+    """Train the residual layer on a fixed affine map by the cosine; return the arrays of the epoch
+    with the best held-out one, and its number, 0 for none better than the affine map.
+
+    The affine map knows the training part alone here, or the held-out part would favour it.
     """
     import torch
     from torch.nn.functional import cosine_similarity
@@ -154,10 +166,11 @@ def _trained(
     order = torch.randperm(len(x), generator=chance)
     held = order[: max(1, int(len(x) * _HELD_OUT))]
     train = order[len(held) :]
+    start, _ = _affine(new[train.numpy()], old[train.numpy()])
     width = x.shape[1]
     inner = torch.randn(width, _HIDDEN, generator=chance) / width**0.5
     weights = {
-        **{name: torch.from_numpy(array.copy()) for name, array in start.items()},
+        **{name: torch.tensor(array, dtype=torch.float32) for name, array in start.items()},
         "inner": inner,
         "inner_bias": torch.zeros(_HIDDEN),
         "outer": torch.zeros(_HIDDEN, y.shape[1]),

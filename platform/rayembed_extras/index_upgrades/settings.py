@@ -60,8 +60,9 @@ class UpgradeRun(Document):
     """Texts on which maps are fitted: documents, whose old vectors the index has; their first
     sentences, embedded as queries by both models; or both, which kept most. Without the old model
     documents alone."""
-    fit_documents: PositiveInt = 5_000
-    """Documents on which maps are fitted; at most half of the index."""
+    fit_documents: PositiveInt = 10_000
+    """Documents on which maps are fitted; at most half of the index. More keep more, above all
+    between models of different kinds."""
     searched_documents: PositiveInt = 20_000
     """Documents that are searched to measure the roads; of a larger index those that queries are
     judged on, and a random sample."""
