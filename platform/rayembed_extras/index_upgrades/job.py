@@ -71,6 +71,9 @@ def _print(done: "Upgraded", context: JobContext) -> None:
     screen = console(context.out)
     screen.print(roads_table(done.report))
     screen.print(prices_table(done.prices))
+    if done.report.map_microseconds is not None:
+        took = f"{done.report.map_microseconds:.0f} microseconds a query"
+        context.out.write(f"Map        {done.report.best}, {took}\n")
     for note in done.report.notes:
         context.out.write(f"Note       {note}\n")
     context.out.write(f"Recommend  {done.recommended.sentence}\n")
