@@ -4,6 +4,7 @@ import json
 import math
 import pickle
 import shlex
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -149,7 +150,7 @@ def test_each_side_has_its_prompt_and_symmetric_texts_are_queries(folder):
 
 def test_a_wider_query_model_is_cut_where_it_has_learnt_it(folder):
     narrow = save_biencoder(folder / "narrow", width=16)
-    learnt = save_biencoder(folder / "learnt", dimensions=[16])
+    learnt = save_tiny("nomic-moe", folder / "learnt")
     spec = spec_of(f"pair:{learnt}::{narrow}")
     metadata = mteb.get_task("SciFact").metadata
     encode_spec = spec.encode_spec(metadata, PromptType.query)
@@ -160,6 +161,11 @@ def test_a_wider_query_model_is_cut_where_it_has_learnt_it(folder):
     for one, other in (("first", narrow), (narrow, "first")):
         with pytest.raises(ConfigError, match=r"vectors have (32|16) dimensions and .* (16|32)"):
             spec_of(f"pair:{folder / one}::{folder / other}")
+    told = spec_of(f"pair:{folder / 'first'}::{narrow}", dimensions=16)
+    assert told.queries.dimensions == told.documents.dimensions == 16
+    assert pair_of(spec_of(folder / "first"), spec_of(narrow), learnt=(16,)) == replace(
+        told, documents=spec_of(narrow)
+    )
 
 
 def test_models_of_other_libraries_are_compared_when_they_have_embedded(folder, tmp_path):
@@ -234,7 +240,7 @@ def test_the_report_shows_what_the_old_index_gives(tmp_path):
     pool, place = partial(run_here, device="cpu"), Store(str(tmp_path / "again"))
     pair = score(pair_of(new, old), [own[0].factory], pool, place)
     assert finding.metrics[CURVE] == {task: pytest.approx(pair.scores[task], abs=1e-6)}
-    assert float(str(rows[1][2])) == pytest.approx(outcome.trained.scores[task], abs=1e-4)
+    assert rows[1][2].value == pytest.approx(outcome.trained.scores[task], abs=1e-4)
     assert "% of the score with all documents embedded again" in finding.lines[0]
     plain = train(own_run(tmp_path, *STEPS, "name=plain"))
     assert plain.findings == ()

@@ -28,7 +28,7 @@ def scores_on_old_index(subject: ScoredModels) -> Finding | None:
     documents; None for a run that keeps no old space.
 
     The trained model is the one that the run keeps, or the last stage's if it keeps the start. The
-    own retrieval tasks are scored, in this process.
+    own retrieval tasks are scored, or all retrieval tasks if none is own, in this process.
     """
     run = subject.run
     if run is None or (teacher := old_model(run)) is None:
@@ -38,18 +38,19 @@ def scores_on_old_index(subject: ScoredModels) -> Finding | None:
         about = ScoreKey(run.stages[-1].name).label([stage.name for stage in run.stages])
     new = subject.models[about]
     spec, own = new.model, own_tasks(run)
-    factories = [scoring.factory for scoring in new.tasks if scoring.factory.name in own]
-    tasks = retrieval_only(factories)
+    every = retrieval_only([scoring.factory for scoring in new.tasks])
+    tasks = [task for task in every if task.name in own] or every
     if not tasks or spec is None or isinstance(spec, Bm25):
         return Finding(
             lines=(
-                "no own retrieval set, so nothing says what the old index returns; set "
+                "no retrieval task was scored, so nothing says what the old index returns; set "
                 "data.datasets.NAME.held_out={kind: fraction}, or evaluation.own_sets",
             )
         )
     old_spec = run_model(run, teacher.teacher, name=f"rayembed/{run.name}-old")
     assert not isinstance(old_spec, Bm25)
-    pair = pair_of(spec, old_spec, f"{new.meta.name}-old-index")
+    learnt = run.stages[-1].loss.dimensions
+    pair = pair_of(spec, old_spec, f"{new.meta.name}-old-index", learnt=learnt)
     device = "cuda" if placed_here(run.placement).on_gpu else "cpu"
     place = new.results.rsplit("/results/", 1)[0]
     scored = []
@@ -84,7 +85,7 @@ def _compared(old: ModelScores, new: ModelScores, mixed: ModelScores, tasks: lis
     ]
     heads = ["Queries by", "Documents by", "Mean score", "Less the old model"]
     number = len(tasks)
-    title = f"The old index under new queries, {number} own {'task' if number == 1 else 'tasks'}"
+    title = f"The old index under new queries, {number} {'task' if number == 1 else 'tasks'}"
     lines = []
     if means[1]:
         share = 100 * means[2] / means[1]

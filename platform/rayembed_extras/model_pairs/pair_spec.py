@@ -1,6 +1,6 @@
 """Describe two models that are evaluated as one: the first embeds queries, the second documents."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -130,8 +130,8 @@ class PairEncoder:
 def _widths(query: int, document: int) -> str:
     return (
         f"the query model's vectors have {query} dimensions and the document model's {document}; "
-        "both must have the same width, or the query model must be trained for the documents' "
-        "(Matryoshka)"
+        "both must have the same width; if the query model was trained for the documents' width "
+        f"(Matryoshka), set model.dimensions={document}"
     )
 
 
@@ -172,12 +172,19 @@ def pair_spec(
     return pair_of(*specs, name=settings.name)
 
 
-def pair_of(queries: ModelSpec, documents: ModelSpec, name: str | None = None) -> PairSpec:
+def pair_of(
+    queries: ModelSpec,
+    documents: ModelSpec,
+    name: str | None = None,
+    *,
+    learnt: Collection[int] = (),
+) -> PairSpec:
     """Make the spec of two described models; a wider query model is cut to the documents' width if
     it was trained for it.
 
     Args:
         name: in results; None: made of both models' names.
+        learnt: widths for which the query model was trained, besides those that its folder states.
 
     Raises:
         ConfigError: their vectors are compared differently or differ in width, or one of them needs
@@ -196,17 +203,18 @@ def pair_of(queries: ModelSpec, documents: ModelSpec, name: str | None = None) -
                 "models does not have; set model.context=none"
             )
     name = name or f"{queries.meta.name}--{str(documents.meta.name).rpartition('/')[2]}"
-    return PairSpec(_fitting(queries, documents), documents, name)
+    return PairSpec(_fitting(queries, documents, learnt), documents, name)
 
 
-def _fitting(queries: ModelSpec, documents: ModelSpec) -> ModelSpec:
+def _fitting(queries: ModelSpec, documents: ModelSpec, learnt: Collection[int]) -> ModelSpec:
     """Return the query model with vectors of the documents' width, as far as widths are stated."""
     if not isinstance(queries, RayembedSpec) or not isinstance(documents, RayembedSpec):
         return queries  # compared when they have embedded
     width = documents.dimensions
     if queries.dimensions == width:
         return queries
-    if width not in saved_widths(find_folder(queries.reference, queries.tracking_uri)):
+    stated = saved_widths(find_folder(queries.reference, queries.tracking_uri))
+    if width > queries.dimensions or width not in {*stated, *learnt}:
         raise ConfigError(_widths(queries.dimensions, width))
     settings = queries.settings.model_copy(update={"dimensions": width})
     return replace(queries, settings=settings, dimensions=width)
