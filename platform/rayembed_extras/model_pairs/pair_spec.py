@@ -169,7 +169,8 @@ def pair_spec(
                 on=on,
             )
         )
-    return pair_of(*specs, name=settings.name)
+    queries, documents = specs
+    return pair_of(queries, documents, settings.name)
 
 
 def pair_of(
