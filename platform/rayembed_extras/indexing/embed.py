@@ -113,7 +113,7 @@ class LoadedModel:
             wrong, texts = found.wrong, proof.texts
             worst, tolerance = found.worst, found.tolerance
         else:
-            texts = tuple(proof_texts(self.model, {}))
+            texts = tuple(proof_texts(self.model, {})[0])
             vectors = self._embed(texts)
             named = repr([(text.text, text.role, text.prompt) for text in texts])
             seen = xxhash.xxh3_64_hexdigest(named.encode())

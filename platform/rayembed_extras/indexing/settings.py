@@ -91,6 +91,8 @@ class StoreSettings(Settings):
 
     number_types: ClassVar[tuple[NumberType, ...]] = ("float32",)
     """Number types that the store can keep."""
+    changeable: ClassVar[frozenset[str]] = frozenset({"index"})
+    """Settings that may change from one job of an index to the next: none of where its rows are."""
     packages: ClassVar[tuple[str, ...]] = ()
     """Modules of the store's client, which the extra `indexes` installs."""
     number_type: NumberType = "float32"

@@ -42,6 +42,7 @@ class PgvectorStore(StoreSettings):
     kind: Literal["pgvector"] = "pgvector"
     number_types: ClassVar[tuple[NumberType, ...]] = ("float32", "float16", "bits")
     packages: ClassVar[tuple[str, ...]] = ("psycopg",)
+    changeable: ClassVar[frozenset[str]] = frozenset({"index", "password_from", "connect_seconds"})
 
     to: Reference = "postgresql://"
     """Address of the database, `postgresql://user@host:5432/database`, without password; what it

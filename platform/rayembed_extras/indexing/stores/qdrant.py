@@ -33,6 +33,9 @@ class QdrantStore(StoreSettings):
     kind: Literal["qdrant"] = "qdrant"
     number_types: ClassVar[tuple[NumberType, ...]] = ("float32", "float16")
     packages: ClassVar[tuple[str, ...]] = ("qdrant_client",)
+    changeable: ClassVar[frozenset[str]] = frozenset(
+        {"index", "key_from", "payload_indexes", "prefer_grpc", "timeout_seconds"}
+    )
 
     to: Reference = "http://localhost:6333"
     """Address of the server, `http://host:6333` or `https://…`; else a local folder, for the
