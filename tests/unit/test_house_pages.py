@@ -61,6 +61,7 @@ APPLIED = {
     "own_source": "unit/test_docs_own_source.py",
     "own_training": "distributed/test_docs_own_training.py",
     "README": "unit/test_readme_python.py",
+    "stores": "unit/test_indexing_docs.py",
     "verification": "unit/test_verification_targets.py",
 }
 """Page → the test that runs its Python."""

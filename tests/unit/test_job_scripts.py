@@ -27,7 +27,7 @@ SCRIPTS = sorted(
 MORE_DRY_RUNS = {
     "clean_runs": [["--free", "states", "--free", "data", "--free", "temporary"]],
 }
-READ_MORE = {"compress_model", "embed_corpus", "register_model"}
+READ_MORE = {"compress_model", "embed_corpus", "register_model", "upgrade_index"}
 """Jobs whose dry run reads a model or a registry, which their own tests make."""
 
 
