@@ -2,6 +2,7 @@
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 
 from rayembed_extras.indexing.layout import layout_of, stored_vectors
 from rayembed_extras.indexing.manifest import MadeBy, Manifest, TableRecord, write_manifest
@@ -51,6 +52,10 @@ class MemoryStore:
         rows = self.rows[table] if columns is None else self.rows[table].select(columns)
         for start in range(0, len(rows), self.rows_per_batch):
             yield rows.slice(start, self.rows_per_batch)
+
+    def fetch(self, table, ids, columns):
+        rows = self.rows[table]
+        return rows.filter(pa.compute.is_in(rows["id"], pa.array(ids))).select(columns)
 
     def search(self, table, queries, k, options=None):
         vectors = np.stack(self.rows[table]["vector"].to_numpy(zero_copy_only=False))

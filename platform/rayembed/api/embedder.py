@@ -12,14 +12,18 @@ from rayembed.errors import ArtifactError, ConfigError
 if TYPE_CHECKING:
     import numpy as np
 
+    from rayembed.registry.indexes import NamedIndex
+
 
 class Embedder:
     """A model that turns texts into vectors."""
 
-    def __init__(self, model: Any, reference: str) -> None:
+    def __init__(self, model: Any, reference: str, index: "NamedIndex | None" = None) -> None:
         self.model = model
         """The underlying model, a `models.contract.EmbeddingModel`."""
         self.reference = reference
+        self.index = index
+        """Index to which all vectors belong; None: none."""
 
     def encode(
         self,
@@ -32,7 +36,9 @@ class Embedder:
     ) -> "np.ndarray":
         """Encode texts to float32 unit vectors: (D,) of one text, (N, D) of a sequence of them.
 
-        A call of more than a few seconds shows its progress.
+        A call of more than a few seconds shows its progress. Of a model that was loaded for an
+        index, vectors belong to the index: D is the index's, an adapter maps queries, and without
+        an instruction the index's own applies.
 
         Args:
             role: `query` or `document`, which decides prefixes and lengths.
@@ -44,13 +50,19 @@ class Embedder:
 
         Raises:
             ArtifactError: the model gives no finite numbers for texts, at the first batch of them.
-            ConfigError: no such role.
+            ConfigError: no such role; or the model was loaded for an index, which another model
+                has made since, or documents are given and the model has an adapter for queries
+                alone.
             DataError: what is given is no text, or a text has no visible character.
         """
         from rayembed.models.passes.encoding import encode
 
+        space = None if self.index is None else self.index.space()
+        if space is not None:
+            space.check_role(role)
+            instruction = space.instruction_of(role) if instruction is None else instruction
         with EncodingProgress() as progress:
-            return encode(
+            vectors = encode(
                 self.model,
                 texts,
                 role=role,
@@ -60,6 +72,10 @@ class Embedder:
                 progress=progress,
                 finite=True,
             )
+        if space is None:
+            return vectors
+        placed = space.vectors(vectors.reshape(-1, vectors.shape[-1]), role)
+        return placed.reshape(*vectors.shape[:-1], -1)
 
     def encode_query(self, texts: str | Sequence[str], **options: Any) -> "np.ndarray":
         """Encode queries to vectors; see `encode`."""
@@ -85,24 +101,33 @@ class Embedder:
         return found
 
     def __repr__(self) -> str:
-        return f"Embedder({self.reference!r}, width {self.model.dimensions[0]})"
+        width = self.model.dimensions[0] if self.index is None else self.index.space().dimensions
+        return f"Embedder({self.reference!r}, width {width})"
 
 
 def load(
-    model: str | Path, *, output: str | Path = "outputs", device: str | None = None
+    model: str | Path,
+    *,
+    output: str | Path = "outputs",
+    device: str | None = None,
+    for_index: str | None = None,
 ) -> Embedder:
     """Load a model for encoding.
 
     Args:
         model: folder of an export, an asset reference (`hf://org/name@revision`, `s3://…`), a
             registered model (`models:/name@alias`), or a short name (`all-MiniLM-L6-v2`).
-        output: what `train` was given, in which the registry of a registered model lies;
-            MLFLOW_TRACKING_URI names a server.
+        output: what `train` and `index` were given, in which the registry of a registered model
+            and the records of indexes lie; MLFLOW_TRACKING_URI names a server.
         device: that encodes, such as `cuda:1` or `cpu`; None: a GPU where there is one. The model
             has its saved number type, but float32 where the device emulates bfloat16.
+        for_index: name of an index to which all vectors shall belong. Where another model made it,
+            the adapter that `rayembed upgrade` recorded for this one maps queries, and documents
+            are refused.
 
     Raises:
-        ConfigError: a GPU is asked for, and torch sees none.
+        ConfigError: a GPU is asked for, and torch sees none; there is no such index, or another
+            model made it and there is no adapter for this one.
         RayembedError: there is no such model, or it is not supported.
     """
     from rayembed.assets.resolver import resolve_model
@@ -135,4 +160,16 @@ def load(
             ) from None
     else:
         folder = resolve_model(reference)
-    return Embedder(load_model(folder, device=device), reference)
+    index = None if for_index is None else _index_for(for_index, folder, output)
+    return Embedder(load_model(folder, device=device), reference, index)
+
+
+def _index_for(name: str, folder: Path, output: str | Path) -> "NamedIndex":
+    """Open an index for the model in a folder, and check that they fit."""
+    from rayembed.models.loading.files import weights_fingerprint
+    from rayembed.pipeline.storage import absolute_storage
+    from rayembed.registry.indexes import open_index
+
+    index = open_index(absolute_storage(str(output)), name, weights_fingerprint(folder))
+    index.space()
+    return index

@@ -18,8 +18,10 @@ from rayembed.registry.aliases import (
     turn,
 )
 from rayembed.registry.gates import Check, Comparison, Decision, Requirement, decide
+from rayembed.registry.indexes import ReadyQuestion, index_ready
 from rayembed.registry.mlflow_run import find_model_versions
 from rayembed.registry.registered_model import (
+    SCHEME,
     ModelReference,
     get_version,
     read_scores,
@@ -45,10 +47,22 @@ class Gates:
     """Settings in which the evaluations of the two versions may differ."""
     again: bool = False
     """Whether a version that was rolled back may become champion again."""
+    index_ready: tuple[str, ...] = ()
+    """Indexes that must serve queries of the version."""
+    compatible: float | None = None
+    """Smallest share of recall with which an adapter makes an index ready; None: only a table that
+    the version itself made."""
+    storage: str = "outputs"
+    """Storage path of the indexes' records."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance < math.inf:
             raise ConfigError(f"the tolerance {self.tolerance} must be a finite number, 0 or more")
+        if self.compatible is not None and not 0 < self.compatible <= 1:
+            raise ConfigError(
+                f"--compatible {self.compatible} must be a share above 0 and at most 1, such as "
+                "0.97"
+            )
 
 
 @dataclass(frozen=True)
@@ -85,7 +99,7 @@ def judge(
         f"{name}/{number}" if number is not None else f"{name} (weights {weights_fingerprint})"
     )
     decision = decide(subject, scores, gates.requirements, comparison)
-    checks = (*decision.checks, *told)
+    checks = (*decision.checks, *told, *_index_checks(gates, name, number, weights_fingerprint))
     if number is not None:
         tag = get_version(client, ModelReference(name, number, None)).tags.get(ROLLED_BACK_TAG)
         if tag and not gates.again:
@@ -170,6 +184,19 @@ def _rolled_back(client: Any, name: str, move: Any) -> PromotionOutcome:
     if move is not None:
         move(Move(previous, champion, champion, rolled_back=True))
     return PromotionOutcome(previous, champion, moved=True)
+
+
+def _index_checks(
+    gates: Gates, name: str, number: int | None, weights_fingerprint: str
+) -> list[Check]:
+    """Check that each index that the gates name serves queries of the version."""
+    reference = "MODEL" if number is None else f"{SCHEME}{name}/{number}"
+    return [
+        index_ready(
+            ReadyQuestion(gates.storage, index, weights_fingerprint, gates.compatible, reference)
+        )
+        for index in gates.index_ready
+    ]
 
 
 def _comparison(

@@ -13,6 +13,7 @@ from rayembed.assets.folder_formats import FolderFormat, format_of
 from rayembed.config.model import architecture_classes
 from rayembed.config.table import COMPANIONS
 from rayembed.registry.aliases import version_turn
+from rayembed.registry.indexes import index_section
 from rayembed.registry.mlflow_run import (
     FINGERPRINT_TAG,
     as_tracking_error,
@@ -159,13 +160,22 @@ def make_version(
 
 
 def describe(client: Any, name: str, number: int, card: str) -> None:
-    """Store a model card as the version's description, truncated to the database's limit."""
+    """Store a model card as the version's description, truncated to the database's limit; the
+    indexes that the version's tags name follow it.
+    """
     text = card
     if card.startswith("---\n"):
         text = card.partition("\n---\n")[2].strip()  # what is there for hubs
-    if len(text) > DESCRIPTION_CHARACTERS:
-        text = text[: DESCRIPTION_CHARACTERS - len(_CUT)].rpartition("\n")[0] + _CUT
-    client.update_model_version(name, str(number), text)
+    tags = client.get_model_version(name, str(number)).tags
+    client.update_model_version(name, str(number), with_section(text, index_section(tags)))
+
+
+def with_section(text: str, section: str) -> str:
+    """Append a section to a version's description, which is truncated to the database's limit."""
+    limit = DESCRIPTION_CHARACTERS - len(section)
+    if len(text) > limit:
+        text = text[: limit - len(_CUT)].rpartition("\n")[0] + _CUT
+    return text + section
 
 
 def find_version(client: Any, name: str, weights_fingerprint: str) -> int | None:

@@ -84,22 +84,26 @@ def _print(done: "Upgraded", context: JobContext) -> None:
 
 
 def _roll_back(run: UpgradeRun, context: JobContext) -> None:
-    from rayembed_extras.index_upgrades.switch import roll_back
-    from rayembed_extras.index_upgrades.upgrade import locked, storage_of
+    from rayembed_extras.index_upgrades.switch import known_index, roll_back
+    from rayembed_extras.index_upgrades.upgrade import locked, register_upgrade, storage_of
 
     storage = storage_of(run)
     with locked(storage, run.name):
+        before = known_index(storage, run.name)
         former, now = roll_back(storage, run.name)
+        register_upgrade(run, storage, before)
     context.out.write(f"Switched   {run.name} refers to {now}; {former} is kept until --drop\n")
 
 
 def _drop(run: UpgradeRun, context: JobContext) -> None:
-    from rayembed_extras.index_upgrades.switch import drop_tables
-    from rayembed_extras.index_upgrades.upgrade import locked, storage_of
+    from rayembed_extras.index_upgrades.switch import drop_tables, known_index
+    from rayembed_extras.index_upgrades.upgrade import locked, register_upgrade, storage_of
 
     storage = storage_of(run)
     with locked(storage, run.name):
+        before = known_index(storage, run.name)
         gone = drop_tables(storage, run.name)
+        register_upgrade(run, storage, before)
     context.out.write(f"Dropped    {', '.join(gone)}\n")
 
 

@@ -85,6 +85,27 @@ class UpgradeModel:
         return sum(map(cost, made)) / len(made)
 
 
+def stated_registry(tracking_uri: str | None) -> str | None:
+    """Stated MLflow address of an upgrade; None: the SQLite file in the storage."""
+    return tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+
+
+def _resolved(reference: str, storage: str, tracking_uri: str | None) -> str | None:
+    from rayembed.registry.tracking_uri import resolve_tracking_uri
+
+    uri = stated_registry(tracking_uri)
+    if reference.startswith("models:/"):
+        uri = resolve_tracking_uri(uri, storage, make_folder=False)
+    return uri
+
+
+def fixed_reference(reference: str, storage: str, tracking_uri: str | None) -> str:
+    """Replace an alias of a registered model by its version; other references stay unchanged."""
+    from rayembed.registry.registered_model import pinned_reference
+
+    return pinned_reference(reference, _resolved(reference, storage, tracking_uri))
+
+
 def model_folder(reference: str, storage: str, tracking_uri: str | None) -> Path:
     """Local folder of a model reference, registered or not.
 
@@ -92,12 +113,8 @@ def model_folder(reference: str, storage: str, tracking_uri: str | None) -> Path
         RayembedError: there is no such model.
     """
     from rayembed.registry.registered_model import find_folder
-    from rayembed.registry.tracking_uri import resolve_tracking_uri
 
-    uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-    if reference.startswith("models:/"):
-        uri = resolve_tracking_uri(uri, storage, make_folder=False)
-    return find_folder(reference, uri)
+    return find_folder(reference, _resolved(reference, storage, tracking_uri))
 
 
 def weights_of(folder: Path) -> str:

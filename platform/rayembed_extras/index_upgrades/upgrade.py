@@ -25,8 +25,10 @@ from rayembed_extras.index_upgrades.judged import (
 from rayembed_extras.index_upgrades.maps import QueryMap, load_map
 from rayembed_extras.index_upgrades.models import (
     UpgradeModel,
+    fixed_reference,
     load_upgrade_model,
     model_folder,
+    stated_registry,
     weights_of,
 )
 from rayembed_extras.index_upgrades.price import RoadPrice, price_roads, vector_bytes
@@ -43,17 +45,19 @@ from rayembed_extras.index_upgrades.sample import Texts, documents_by_text, draw
 from rayembed_extras.index_upgrades.settings import Road, UpgradeRun
 from rayembed_extras.index_upgrades.switch import (
     OpenIndex,
+    known_index,
     mended,
     open_index,
     record_adapter,
 )
 from rayembed_extras.indexing.layout import layout_of
 from rayembed_extras.indexing.lock import locked_index as locked
-from rayembed_extras.indexing.manifest import MadeBy
+from rayembed_extras.indexing.manifest import MadeBy, Manifest
+from rayembed_extras.indexing.registration import register_index
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Upgraded", "locked", "storage_of", "upgrade"]
+__all__ = ["Upgraded", "locked", "register_upgrade", "storage_of", "upgrade"]
 
 _NOT_MEASURED = {
     *("keep", "price_per_hour", "tracking_uri", "rows_per_part", "placement", "documents"),
@@ -118,7 +122,7 @@ def upgrade(run: UpgradeRun, road: Road | None = None) -> Upgraded:
     """
     storage = storage_of(run)
     with locked(storage, run.name):
-        mended(storage, run.name)
+        before = mended(storage, run.name)
         checked = _check(run, storage, road)
         work_begins()
         folder = join(checked.index.folder, "upgrades", checked.key(run))
@@ -132,9 +136,21 @@ def upgrade(run: UpgradeRun, road: Road | None = None) -> Upgraded:
         lines: tuple[str, ...] = ()
         if chosen == "adapter":
             lines = _take_adapter(run, checked, report, load_map(join(folder, MAP_FOLDER)))
+            register_upgrade(run, storage, before)
     if chosen == "backfill":
         lines = backfill(run, storage, checked.weights)
+        register_upgrade(run, storage, before)
     return Upgraded(report, prices, recommended, tuple(written), lines)
+
+
+def register_upgrade(run: UpgradeRun, storage: str, before: Manifest) -> None:
+    """Name the index in the registry as its record has it now; see `register_index`.
+
+    Args:
+        before: record of the index before the job.
+    """
+    after = known_index(storage, run.name)
+    register_index(before, after, storage, stated_registry(run.tracking_uri))
 
 
 def _check(run: UpgradeRun, storage: str, road: Road | None) -> _Checked:
@@ -313,7 +329,7 @@ def _take_adapter(
 ) -> tuple[str, ...]:
     mapped = report.mapped
     facts = {
-        "model": run.model,
+        "model": fixed_reference(run.model, checked.index.storage, run.tracking_uri),
         "weights": checked.weights,
         "query_instruction": run.query_instruction,
         "share": None if mapped is None else mapped.share,

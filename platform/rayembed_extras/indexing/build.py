@@ -60,6 +60,7 @@ from rayembed_extras.indexing.parts import (
     settings_of_store,
     settle,
 )
+from rayembed_extras.indexing.registration import register_index
 from rayembed_extras.indexing.rows import DUPLICATE, RowsFile, SendRows, accept, metadata_types
 from rayembed_extras.indexing.settings import IndexRun
 
@@ -87,14 +88,15 @@ def build_index(run: IndexRun, *, update: bool = False, beside: str | None = Non
     require_packages(f"the store {run.store.kind}", "indexes", *run.store.packages)
     storage = run.placement.storage_path
     with locked_index(storage, run.name):
-        manifest = read_manifest(storage, run.name)
-        job = _Job.of(run, manifest, update=update, beside=beside)
+        before = read_manifest(storage, run.name)
+        job = _Job.of(run, before, update=update, beside=beside)
         try:
             with overview([CHECK, READ, COMPARE, EMBED, FINISH]):
                 manifest = job.work(began)
         finally:
             load.cache_clear()  # the model that this process has loaded
             job.store.close()
+        register_index(before, manifest, storage, run.tracking_uri)
         return Indexed(run.name, manifest, storage, run.store)
 
 

@@ -117,6 +117,12 @@ class Store(Protocol):
         """
         ...
 
+    def fetch(self, table: str, ids: Sequence[str], columns: Sequence[str]) -> pa.Table:
+        """Read columns of the rows of these ids, in any order; ids that are not there are left
+        out.
+        """
+        ...
+
     def search(
         self, table: str, queries: np.ndarray, k: int, options: Mapping[str, Any] | None = None
     ) -> Found:

@@ -113,6 +113,8 @@ async def _answer(
         if task.done():
             answer = task.result()
             details = {"X-Truncated-Texts": str(answer.truncated)}
+            if answer.belongs_to:
+                details["X-Index"] = answer.belongs_to
             return Response(answer.content, headers=details, media_type="application/json")
         if left.done():
             return Response(status_code=499)  # to nobody

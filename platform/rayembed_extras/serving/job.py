@@ -10,6 +10,7 @@ from rayembed.display.progress import doing
 from rayembed.errors import require_packages
 from rayembed.pipeline.job import Job, JobContext, Reader, option
 from rayembed.pipeline.storage import absolute_storage
+from rayembed.registry.indexes import open_index
 from rayembed.registry.registered_model import SCHEME, parse_reference, pinned_reference
 from rayembed.registry.tracking_uri import resolve_tracking_uri
 from rayembed_extras.serving.settings import ServedModel, ServingConfig, named_reference
@@ -25,9 +26,15 @@ def pin(config: ServingConfig) -> ServingConfig:
     So all copies of a model are of one version, also those that start later.
 
     Raises:
-        RayembedError: no such version or model, or no model that can be served.
+        RayembedError: no such version, model or index, or no model that can be served.
     """
     tracking_uri = None
+    named = [one.index for one in config.models if one.index is not None]
+    if named:
+        storage = absolute_storage(config.storage_path)
+        config = config.model_copy(update={"storage_path": storage})
+    for name in named:
+        open_index(config.storage_path, name, "")  # raises where there is none
     if [parse_reference(one.model) for one in config.models if one.model.startswith(SCHEME)]:
         storage = absolute_storage(config.storage_path)
         tracking_uri = resolve_tracking_uri(config.tracking_uri, storage, make_folder=False)

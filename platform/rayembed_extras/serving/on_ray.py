@@ -16,7 +16,10 @@ from ray.serve.exceptions import RayServeException
 from rayembed.errors import PlacementError, WorkerError
 from rayembed.machine.device import SeenGpus, settled_gpu
 from rayembed.machine.gpu_check_on_ray import live_gpus, live_nodes
+from rayembed.models.loading.files import weights_fingerprint
 from rayembed.models.loading.load import computed_dtype, load_model
+from rayembed.registry.index_tags import indexes_of
+from rayembed.registry.indexes import open_index
 from rayembed.registry.registered_model import find_folder
 from rayembed_extras.serving.app import make_app
 from rayembed_extras.serving.routes import model_tokenizer, named_tokenizer
@@ -48,6 +51,7 @@ class Replica:
         limits: Limits,
         tracking_uri: str | None,
         key_digests: frozenset[str],
+        storage_path: str = "outputs",
     ) -> None:
         sys.setswitchinterval(_SWITCH_SECONDS)
         # Ray shows an actor's output in the job's log.
@@ -55,7 +59,7 @@ class Replica:
         logging.getLogger("rayembed.machine.hardware").setLevel(logging.INFO)
         self._limits, self._key_digests = limits, key_digests
         try:
-            self._service = load(model, limits, tracking_uri)
+            self._service = load(model, limits, tracking_uri, storage_path)
         except Exception as error:
             raise WorkerError(f"{_NOT_LOADED}{error}{_END}") from error
 
@@ -105,11 +109,16 @@ class Front:
         return make_app(self._services, self._limits, key_digests=self._key_digests)
 
 
-def load(served: ServedModel, limits: Limits, tracking_uri: str | None) -> EmbeddingService:
+def load(
+    served: ServedModel, limits: Limits, tracking_uri: str | None, storage_path: str = "outputs"
+) -> EmbeddingService:
     """Load a served model for embedding, on its device.
 
+    Args:
+        storage_path: with the record of the model's index.
+
     Raises:
-        RayembedError: it cannot be fetched or loaded.
+        RayembedError: it cannot be fetched or loaded, or there is no such index.
     """
     import torch
 
@@ -125,6 +134,10 @@ def load(served: ServedModel, limits: Limits, tracking_uri: str | None) -> Embed
         tokenizer = model_tokenizer(model)
     elif served.token_arrays is not None:
         tokenizer = named_tokenizer(served.token_arrays)
+    index = None
+    if served.index is not None:
+        weights = weights_fingerprint(folder)
+        index = open_index(storage_path, served.index, weights, bm25_rows=limits.bm25_rows)
     return EmbeddingService(
         served.name,
         model,
@@ -133,6 +146,8 @@ def load(served: ServedModel, limits: Limits, tracking_uri: str | None) -> Embed
         token_arrays=tokenizer,
         limits=limits,
         folder=folder,
+        index=index,
+        named_indexes=indexes_of(served.model, tracking_uri),
     )
 
 
@@ -210,7 +225,8 @@ def _application(config: ServingConfig, key_digests: frozenset[str]) -> Any:
                 "num_gpus": 1 if model.use_gpu is True else 0,
             },
         )(serve.ingress()(Replica) if alone else Replica)
-        arguments = (model, config.limits, config.tracking_uri, key_digests)
+        shared_settings = (config.limits, config.tracking_uri, key_digests, config.storage_path)
+        arguments = (model, *shared_settings)
         bound[model.name] = deployment.bind(*arguments)
     if alone:
         return bound[config.models[0].name]

@@ -9,7 +9,7 @@ import reprlib
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from rayembed.assets.resolver import resolve
 from rayembed.config.types import Role
 from rayembed.errors import AssetError
+from rayembed.registry.indexes import IndexSpace, SearchMode
 from rayembed.registry.openai_schema import (
     ROLES,
     EncodeOptions,
@@ -26,6 +27,7 @@ from rayembed.registry.openai_schema import (
     read_texts,
     response,
 )
+from rayembed_extras.serving.served_index import ServedIndex
 
 
 class Text(NamedTuple):
@@ -48,6 +50,8 @@ class Embedded:
     num_tokens: int
     truncated: Sequence[int]
     """Indices of texts longer than the model's maximum length."""
+    space: IndexSpace | None = None
+    """Space of the index to which the vectors belong; None: of no index."""
 
 
 class Call(NamedTuple):
@@ -60,6 +64,9 @@ class Call(NamedTuple):
     """Whether texts that are too long for the model are cut instead of refused."""
     answer: Callable[[Embedded], Iterable[str]]
     """Parts of the JSON answer. Short ones: `json` holds Python's lock while it writes one."""
+    for_index: bool = True
+    """Whether the vectors shall belong to the served model's index, if it has one: not those of a
+    ranking, which compares its texts with each other."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,10 @@ class Offer:
     name: str
     dimensions: Sequence[int]
     token_arrays: Tokenizer | None = None
+    index: ServedIndex | None = None
+    """Index to which the model's vectors belong."""
+    results: int = 1000
+    """Maximum results of a search for one query."""
 
 
 Route = Callable[[Mapping[str, Any], Offer], Call]
@@ -168,12 +179,63 @@ def rank_documents(request: Mapping[str, Any], offer: Offer) -> Call:
     return _ranking(request, texts, offer, answer)
 
 
+def search(request: Mapping[str, Any], offer: Offer) -> Call:
+    """Parse a search of the served model's index: the `k` best rows for each `query`."""
+    index = offer.index
+    if index is None:
+        raise RequestError(
+            f"the model {offer.name!r} has no index here; start the server with --set "
+            f"models.{offer.name}.index=INDEX",
+            "model",
+        )
+    for field in ("filter", "dimensions"):
+        if field in request:
+            raise RequestError(
+                f"{field} is not offered: /search takes query, k, mode, instruction and truncate; "
+                "filters are set in the store's own client",
+                field,
+            )
+    role = _with_role(request).get("role", "query")
+    if role != "query":
+        raise RequestError(f"role = {reprlib.repr(role)}; a search embeds queries", "role")
+    options = read_encode_options({**request, "role": "query"}, offer.dimensions)
+    k = request.get("k", 10)
+    if type(k) is not int or not 1 <= k <= offer.results:
+        raise RequestError(
+            f"k = {k!r:.80} must be a whole number from 1 to {offer.results} (limits.results)", "k"
+        )
+    mode = request.get("mode", "dense")
+    if mode not in get_args(SearchMode):
+        allowed = ", ".join(get_args(SearchMode))
+        raise RequestError(f"mode = {reprlib.repr(mode)}; allowed: {allowed}", "mode")
+    texts = _texts(request, "query", "query", offer)
+
+    def answer(found: Embedded) -> Iterator[str]:
+        space = found.space
+        assert space is not None
+        words = [one.text for one in texts]
+        hits = index.search(space, found.vectors[list(found.order)], words, k, mode)
+        head = {"model": offer.name, "index": space.name, "table": space.table, "mode": mode}
+        usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
+        more = {"usage": usage, "truncated": list(found.truncated), "data": []}
+        before, _, after = json.dumps({**head, **more}).rpartition("[]")
+        yield before + "["
+        for i, of_query in enumerate(hits):
+            rows = [hit._asdict() for hit in of_query]
+            results = json.dumps(rows, default=_plain, ensure_ascii=False, allow_nan=False)
+            yield f'{", " if i else ""}{{"query": {i}, "results": {results}}}'
+        yield "]" + after
+
+    return Call(texts, options, _flag(request, "truncate", True), answer)
+
+
 ROUTES: Mapping[str, Route] = {
     "/v1/embeddings": embeddings,
     "/embed": embed,
     "/rerank": rerank,
     "/v1/rerank": rank_documents,
     "/v2/rerank": rank_documents,
+    "/search": search,
 }
 """Path → parser of its requests."""
 
@@ -197,7 +259,8 @@ def _ranking(
     (asked,) = read_texts([query], "query")
     options = read_encode_options({**request, "role": "query"}, offer.dimensions)
     truncate = _flag(request, "truncate", True)
-    return Call([Text(asked, "query", "query"), *texts], options, truncate, answer)
+    every = [Text(asked, "query", "query"), *texts]
+    return Call(every, options, truncate, answer, for_index=False)
 
 
 def _ranked(found: Embedded) -> list[tuple[int, float]]:
@@ -232,6 +295,11 @@ def _with_role(request: Mapping[str, Any]) -> dict[str, Any]:
             "role",
         )
     return {**request, "role": role} if role else dict(request)
+
+
+def _plain(value: Any) -> str:
+    """Write a metadata value that JSON lacks, such as a date."""
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def _flag(request: Mapping[str, Any], field: str, default: bool) -> bool:

@@ -21,9 +21,17 @@ from rayembed.models.passes.encoding import default_budget, encode_tokens, no_un
 from rayembed.models.transformer_model import TransformerModel
 from rayembed.proof.check import changed_packages, check, tolerated
 from rayembed.proof.proof import ProofText, read_proof
-from rayembed.registry.openai_schema import EncodeOptions, RequestError, cut
+from rayembed.registry.indexes import IndexEntry, NamedIndex
+from rayembed.registry.openai_schema import EncodeOptions, RequestError
 from rayembed_extras.serving.batcher import Batcher
 from rayembed_extras.serving.routes import ROUTES, Call, Embedded, Offer, Text
+from rayembed_extras.serving.served_index import (
+    IndexUnusableError,
+    ServedIndex,
+    header,
+    placed,
+    with_instruction,
+)
 from rayembed_extras.serving.settings import Limits
 
 _TEXTS_PER_CALL = 64
@@ -60,7 +68,8 @@ class State(NamedTuple):
     proof_cosine: float | None = None
     """Lowest cosine with the vectors of the model's proof, at the start; None: not compared."""
     differs: str = ""
-    """Reason why the vectors are not those of the proof; empty if they are, or there is none."""
+    """Reason why the vectors are not those of the proof, or do not belong to the model's index;
+    empty if they do, or there is none."""
 
 
 class Answer(NamedTuple):
@@ -69,6 +78,8 @@ class Answer(NamedTuple):
     content: bytes
     truncated: int
     """Number of texts longer than the model's maximum length."""
+    belongs_to: str = ""
+    """Index to which the vectors belong, with its table and adapter; empty: none."""
 
 
 @dataclass
@@ -117,6 +128,8 @@ class EmbeddingService:
         token_arrays: Tokenizer | None = None,
         limits: Limits | None = None,
         folder: Path | None = None,
+        index: NamedIndex | None = None,
+        named_indexes: Sequence[IndexEntry] = (),
     ) -> None:
         """Create a service for a model that is on its device.
 
@@ -127,12 +140,16 @@ class EmbeddingService:
                 CPU.
             token_arrays: of token numbers in requests; None: they are refused.
             folder: of the model, whose proof its vectors are compared with; None: they are not.
+            index: to which the vectors shall belong; None: none.
+            named_indexes: further indexes of the model's version, by the registry.
         """
         self.name, self.source = name, source
         self.limits = limits or Limits()
         self.counts = Counts()
         self._model = model
-        self._offer = Offer(name, model.dimensions, token_arrays)
+        self._index = ServedIndex(index, named_indexes)
+        own = None if index is None else self._index
+        self._offer = Offer(name, model.dimensions, token_arrays, own, self.limits.results)
         self._created = int(time.time())
         self.waiting_texts = 0
         """Texts of requests that are not answered yet."""
@@ -142,6 +159,8 @@ class EmbeddingService:
         self._batcher = Batcher(self._embed_together, largest_batch=budget)
         if folder is not None:
             self._check_proof(folder)
+        if problem := self._index.problem():
+            _logger.error("%s is not ready: %s", name, problem)
 
     @property
     def healthy(self) -> bool:
@@ -151,7 +170,8 @@ class EmbeddingService:
     async def state(self) -> State:
         """Return the model's current health and counters."""
         counts = asdict(self.counts)
-        return State(self.healthy, counts, self.waiting_texts, self._proof_cosine, self._differs)
+        differs = self._differs or await asyncio.to_thread(self._index.problem)
+        return State(self.healthy, counts, self.waiting_texts, self._proof_cosine, differs)
 
     def _check_proof(self, folder: Path) -> None:
         """Embed the texts of the model's proof (reference vectors) as requests are, and store
@@ -208,6 +228,7 @@ class EmbeddingService:
             "source": self.source,
             "dimensions": list(self._model.dimensions),
             "max_tokens": dict(self._model.tokenizer.max_lengths),
+            "indexes": await asyncio.to_thread(self._index.described),
         }
 
     async def answer(self, path: str, body: Mapping[str, Any]) -> Answer:
@@ -229,16 +250,24 @@ class EmbeddingService:
         try:
             embedded = await self._embed(call)
             content = await asyncio.to_thread(_joined, call.answer(embedded))
+        except RequestError as error:
+            raise ServiceError(400, str(error), field=error.field) from None
         except DataError as error:
             raise ServiceError(400, str(error), field=_field(texts[-1])) from None
+        except IndexUnusableError as error:
+            raise ServiceError(503, str(error)) from None
         finally:
             self.waiting_texts -= len(texts)
-        return Answer(content, len(embedded.truncated))
+        return Answer(content, len(embedded.truncated), header(embedded.space))
 
     async def _embed(self, call: Call) -> Embedded:
+        options, space = call.options, None
+        if call.for_index:
+            space = await asyncio.to_thread(self._index.space, options)
+        options = with_instruction(options, space)
         places: dict[tuple[str, Role], int] = {}
         order = [places.setdefault((one.text, one.role), len(places)) for one in call.texts]
-        tokens, whole = await self._tokenize(list(places), call.options)
+        tokens, whole = await self._tokenize(list(places), options)
         truncated = [i for i, place in enumerate(order) if whole[place] > cost(tokens[place])]
         if truncated and not call.truncate:
             first, place = call.texts[truncated[0]], order[truncated[0]]
@@ -253,10 +282,10 @@ class EmbeddingService:
         self.counts.truncated += len(truncated)
         own = [cost(one) for one in tokens]
         rows = await self._batcher(tokens, [n + self._model.added_tokens for n in own])
-        vectors = cut(np.stack(rows), call.options.dimensions)
+        vectors = placed(np.stack(rows), options, space)
         if len(no_unit_vectors(vectors)):  # the numbers that are left may all be zero
             raise _no_vector()
-        return Embedded(vectors, order, sum(own[i] for i in order), truncated)
+        return Embedded(vectors, order, sum(own[i] for i in order), truncated, space)
 
     async def _tokenize(
         self, texts: list[tuple[str, Role]], options: EncodeOptions

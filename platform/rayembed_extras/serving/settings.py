@@ -7,7 +7,14 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rayembed.config.backbone import DtypeSetting, Tf32
 from rayembed.config.settings import Settings
-from rayembed.config.types import ModelReference, Reference, StoragePath, UseGpu, unique_names
+from rayembed.config.types import (
+    ModelReference,
+    PlainName,
+    Reference,
+    StoragePath,
+    UseGpu,
+    unique_names,
+)
 
 
 class Limits(Settings):
@@ -28,6 +35,11 @@ class Limits(Settings):
     requests."""
     body_seconds: PositiveFloat = 60.0
     """Maximum seconds from a request's first byte until its body is complete."""
+    results: PositiveInt = 1000
+    """Maximum results of a search (`k`) for one query."""
+    bm25_rows: PositiveInt = 100_000
+    """Maximum rows of an index over which a hybrid search builds BM25 in memory, at its first
+    request. LanceDB tables with a full-text index have no limit."""
     waiting_texts: PositiveInt = 16_384
     """Maximum texts queued in a replica; further requests get an error that asks to retry later."""
     request_seconds: PositiveFloat = 300.0
@@ -88,6 +100,11 @@ class ServedModel(Settings):
     another one (a folder or file with a tokenizer.json). None: refused, since numbers of another
     tokenizer are another text."""
 
+    index: PlainName | None = None
+    """Index to which the model's vectors belong, of the same `storage_path`. Queries get the
+    dimensions and instruction of the index, and its adapter where another model made it;
+    `/search` searches it. A model that does not fit is not ready."""
+
     @model_validator(mode="after")
     def _check_replicas(self) -> Self:
         if self.autoscaling is not None and self.autoscaling.max_replicas < self.replicas:
@@ -128,4 +145,4 @@ class ServingConfig(Settings):
     tracking_uri: Reference | None = None
     """MLflow's address for `models:/…`; None: the SQLite file in `storage_path`."""
     storage_path: StoragePath = Field(default="outputs", min_length=1)
-    """Result storage of training jobs, which holds MLflow's SQLite file."""
+    """Result storage of jobs, which holds MLflow's SQLite file and the records of indexes."""

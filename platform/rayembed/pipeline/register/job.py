@@ -16,6 +16,7 @@ from rayembed.pipeline.storage import absolute_storage
 from rayembed.registry.aliases import CHAMPION
 from rayembed.registry.card_parts import how_to_score
 from rayembed.registry.gates import parse_requirement
+from rayembed.registry.indexes import entries_of
 from rayembed.registry.mlflow_run import as_tracking_error
 from rayembed.registry.promote import Gates, PromotionOutcome, judge, promote, rollback
 from rayembed.registry.registered_model import SCHEME, connect, parse_reference
@@ -47,6 +48,9 @@ def _read(args: argparse.Namespace) -> argparse.Namespace:
         args.tolerance or 0.0,
         tuple(args.differing),
         args.again,
+        tuple(dict.fromkeys(args.index_ready)),
+        args.compatible,
+        absolute_storage(args.storage_path),
     )
     _check_combination(args, gates)
     name = args.name
@@ -68,7 +72,7 @@ def _read(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def _check_combination(args: argparse.Namespace, gates: Gates) -> None:
-    named = bool(gates.requirements or gates.better_than is not None)
+    named = bool(gates.requirements or gates.better_than is not None or gates.index_ready)
     if args.rollback and (args.promote or args.model or args.results or named or args.push_to_hub):
         raise ConfigError(
             "--rollback cannot be combined with options of a promotion; give only --name"
@@ -80,7 +84,7 @@ def _check_combination(args: argparse.Namespace, gates: Gates) -> None:
     if args.promote and not named:
         raise ConfigError(
             "--promote needs a gate: --require 'Retrieval>=0.5' (a task, a category or 'mean'), "
-            f"--better-than {CHAMPION}, or both"
+            f"--better-than {CHAMPION}, or --index-ready INDEX"
         )
     if not args.promote and (named or args.again):
         raise ConfigError(
@@ -88,6 +92,8 @@ def _check_combination(args: argparse.Namespace, gates: Gates) -> None:
         )
     if args.tolerance is not None and gates.better_than is None:
         raise ConfigError(f"--tolerance applies to --better-than; add --better-than {CHAMPION}")
+    if gates.compatible is not None and not gates.index_ready:
+        raise ConfigError("--compatible applies to --index-ready; add --index-ready INDEX")
     if gates.differing and gates.better_than is None:
         raise ConfigError(f"--differing applies to --better-than; add --better-than {CHAMPION}")
 
@@ -154,6 +160,8 @@ def _register(client: Any, asked: argparse.Namespace) -> int:
     number = made.version
     out.print(f"Registry   {asked.name} version {number} ({made.uri})")
     out.print(f"Scores     {len(candidate.scores)} tasks of weights {candidate.weights}")
+    for entry in entries_of(client.get_model_version(asked.name, str(number)).tags):
+        out.print(f"Index      {entry.line}")
     if not candidate.scores:
         out.print(
             f"           without scores it does not become a candidate; {how_to_score(made.uri)}"
@@ -247,6 +255,18 @@ run_register_job = Job(
             "refusal names it: prompts, dtype, dimensions, …",
             often=True,
         ),
+        option(
+            "--index-ready INDEX",
+            "a gate: the index's current table was made by this version, or there is an adapter as "
+            "--compatible says",
+            often=True,
+        ),
+        option(
+            "--compatible SHARE",
+            "with --index-ready: an adapter will do whose share of recall, by the lower end of the "
+            "interval that `rayembed upgrade` measured, is at least this, such as 0.97",
+            type=float,
+        ),
         option("--again", "promote also a version that was rolled back before"),
         option(
             "--rollback",
@@ -270,7 +290,7 @@ run_register_job = Job(
         ),
         option(
             "--storage-path FOLDER",
-            "result storage of the training jobs",
+            "result storage of the training jobs, and of indexes",
             default="outputs",
         ),
     ),

@@ -50,6 +50,7 @@ from rayembed_extras.indexing.stores.layouts import (
     layout_values,
     padded,
 )
+from rayembed_extras.indexing.stores.row_lookup import rows_of_ids
 from rayembed_extras.indexing.stores.table_folder import TableFolder, index_of
 
 _ROWS_AT_ONCE = 8192
@@ -170,6 +171,13 @@ class FaissTables:
                 rows = self._read(table, file, names).select(names).take(pa.array(kept))
                 for first in range(0, len(rows), _ROWS_AT_ONCE):
                     yield rows.slice(first, _ROWS_AT_ONCE)
+
+    def fetch(self, table: str, ids: Sequence[str], columns: Sequence[str]) -> pa.Table:
+        """Read columns of the rows of these ids, file by file until all are read."""
+        names = list(dict.fromkeys(["id", *columns]))
+        schema = self._state(table).layout.schema
+        empty = pa.schema([schema.field(name) for name in names]).empty_table()
+        return rows_of_ids(self.scan(table, names), ids, empty).select(list(columns))
 
     def search(
         self, table: str, queries: np.ndarray, k: int, options: Mapping[str, Any] | None = None

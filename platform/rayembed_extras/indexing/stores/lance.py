@@ -11,7 +11,7 @@ once are repeated by Lance until they fit together.
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -194,6 +194,47 @@ class LanceTables:
             batches = self._open(table).to_batches(columns=names, batch_size=_ROWS_AT_ONCE)
             for batch in batches:
                 yield pa.Table.from_batches([batch]).select(names).cast(wanted)
+
+    def fetch(self, table: str, ids: Sequence[str], columns: Sequence[str]) -> pa.Table:
+        """Read columns of the rows of these ids."""
+        schema = self._layout(table).schema
+        wanted = pa.schema([schema.field(name) for name in columns])
+        found = [wanted.empty_table()]
+        with self._answers(table):
+            opened = self._open(table)
+            for first in range(0, len(ids), _IDS_AT_ONCE):
+                some = ", ".join(_quoted(name) for name in ids[first : first + _IDS_AT_ONCE])
+                rows = opened.to_table(columns=list(columns), filter=f"id IN ({some})")
+                found.append(rows.select(list(columns)).cast(wanted))
+        return pa.concat_tables(found)
+
+    def word_search(self, table: str) -> Callable[[str, int], list[str]] | None:
+        """Return the search for words by a full-text index over the texts, as
+        `table.create_fts_index("text")` of LanceDB makes it; None: the table has none.
+
+        The function takes a query and k, and returns the ids of at most k rows, best first.
+        """
+        with self._answers(table):
+            indices = self._open(table).describe_indices()
+        if not any("text" in index.field_names for index in indices):
+            return None
+
+        def search(query: str, k: int) -> list[str]:
+            from lance.query import MatchQuery
+
+            with self._answers(table):
+                scanner = self._open(table).scanner(
+                    columns=["id", "_score"],
+                    full_text_query=MatchQuery(query, "text"),
+                    limit=k,
+                    disable_scoring_autoprojection=True,
+                )
+                rows = scanner.to_table()
+            ids, scores = rows["id"].to_pylist(), rows["_score"].to_pylist()
+            ranked = sorted(zip(ids, scores, strict=True), key=lambda row: (-row[1], row[0]))
+            return [name for name, _ in ranked]
+
+        return search
 
     def search(
         self, table: str, queries: np.ndarray, k: int, options: Mapping[str, Any] | None = None

@@ -34,6 +34,7 @@ from rayembed.search.exact import top_k
 from rayembed_extras.indexing.layout import ARROW_TYPES, arrow_types, loaded_vectors
 from rayembed_extras.indexing.store import VECTOR, Found, Layout
 from rayembed_extras.indexing.stores.layouts import checked_queries, checked_rows
+from rayembed_extras.indexing.stores.row_lookup import rows_of_ids
 
 _LAYOUT = "_layout.json"
 """File whose name readers of the folder leave out."""
@@ -113,6 +114,13 @@ class ParquetTables:
             rows = self._read(table, name, columns)
             if len(rows):
                 yield rows if columns is None else rows.select(list(columns))
+
+    def fetch(self, table: str, ids: Sequence[str], columns: Sequence[str]) -> pa.Table:
+        """Read columns of the rows of these ids, file by file until all are read."""
+        names = list(dict.fromkeys(["id", *columns]))
+        schema = self.layout(table).schema
+        empty = pa.schema([schema.field(name) for name in names]).empty_table()
+        return rows_of_ids(self.scan(table, names), ids, empty).select(list(columns))
 
     def search(
         self, table: str, queries: np.ndarray, k: int, options: Mapping[str, Any] | None = None

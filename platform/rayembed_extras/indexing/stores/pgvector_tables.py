@@ -165,6 +165,19 @@ class Pgvector:
         finally:
             connection.close()
 
+    def fetch(self, table: str, ids: Sequence[str], columns: Sequence[str]) -> pa.Table:
+        """Read columns of the rows of these ids."""
+        layout = self._layout(table)
+        schema = pa.schema([layout.schema.field(name) for name in columns])
+        names = sql.SQL(", ").join(sql.Identifier(name) for name in columns)
+        statement = sql.SQL("SELECT {} FROM {} WHERE id = ANY(%s)")
+        with self._db.transaction(f"reading {table}") as cursor:
+            cursor.execute(statement.format(names, self._db.name(table)), [list(ids)])
+            rows = cursor.fetchall()
+        if not rows:
+            return schema.empty_table()
+        return pgvector_columns.from_rows(rows, schema, layout.number_type)
+
     def search(
         self, table: str, queries: np.ndarray, k: int, options: Mapping[str, Any] | None = None
     ) -> Found:

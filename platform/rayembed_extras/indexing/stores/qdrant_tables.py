@@ -141,7 +141,6 @@ class QdrantTables:
         layout = self._layout(table)
         names = list(layout.schema.names if columns is None else columns)
         schema = pa.schema([layout.schema.field(name) for name in names])
-        kept = [name for name in names if name != VECTOR]
         per_row = 12 * layout.dimensions if VECTOR in names else 1_000
         size = max(1, min(POINTS_PER_REQUEST, BYTES_PER_REQUEST // per_row))
         offset = None
@@ -151,7 +150,7 @@ class QdrantTables:
                     table,
                     limit=size,
                     offset=offset,
-                    with_payload=kept or False,
+                    with_payload=[name for name in names if name != VECTOR] or False,
                     with_vectors=VECTOR in names,
                 )
             if points:
@@ -159,12 +158,18 @@ class QdrantTables:
             if offset is None:
                 return
 
+    def fetch(self, table: str, ids: Sequence[str], columns: Sequence[str]) -> pa.Table:
+        """Read columns of the rows of these ids."""
+        schema = pa.schema([self._layout(table).schema.field(name) for name in columns])
+        with self._translated(f"reading {table}"):
+            named = [_point_id(name) for name in ids]
+            points = self._client.retrieve(table, named, with_vectors=VECTOR in columns)
+        return _rows(points, schema)
+
     def search(
         self, table: str, queries: np.ndarray, k: int, options: Mapping[str, Any] | None = None
     ) -> Found:
-        """Find the k nearest points; `options`: Qdrant's `SearchParams`, such as `hnsw_ef`, `exact`
-        and `quantization`.
-        """
+        """Find the k nearest points; `options`: Qdrant's `SearchParams`, such as `hnsw_ef`."""
         layout = self._layout(table)
         queries = layouts.checked_queries(table, queries, layout.dimensions)
         try:
