@@ -1,6 +1,7 @@
 """Small indexes of made-up documents, for tests of `rayembed index`."""
 
 import json
+import random
 from pathlib import Path
 
 from rayembed.config.settings import parse
@@ -22,6 +23,16 @@ def documents(number, *, start=0):
         }
         for i in range(start, start + number)
     ]
+
+
+def sentences(number):
+    """Documents of two sentences, the first of which can stand as a query."""
+    chance = random.Random(0)
+    rows = documents(number)
+    for i, row in enumerate(rows):
+        first, second = (" ".join(chance.choice(WORDS) for _ in range(6)) for _ in range(2))
+        row["text"] = f"{first}. {second} {i}."
+    return rows
 
 
 def write(path, rows):

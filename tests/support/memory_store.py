@@ -54,8 +54,8 @@ class MemoryStore:
             yield rows.slice(start, self.rows_per_batch)
 
     def fetch(self, table, ids, columns):
-        rows = self.rows[table]
-        return rows.filter(pa.compute.is_in(rows["id"], pa.array(ids))).select(columns)
+        rows, wanted = self.rows[table], pa.array(list(ids), pa.string())
+        return rows.filter(pa.compute.is_in(rows["id"], wanted)).select(columns)
 
     def search(self, table, queries, k, options=None):
         vectors = np.stack(self.rows[table]["vector"].to_numpy(zero_copy_only=False))

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from made_up_index import documents, settings, write
+from made_up_index import sentences, settings, write
 from registered import register
 from tiny_folders import save_biencoder
 
@@ -49,7 +49,7 @@ def made(tmp_path_factory):
             instruction_template=None,
             global_step=0,
         )
-    write(home / "documents.jsonl", documents(60))
+    write(home / "documents.jsonl", sentences(150))
     return home, storage, uri, connect(uri), weights
 
 
@@ -113,7 +113,7 @@ def test_the_registry_names_the_index_through_its_life(made, cache, monkeypatch)
         "store": "lance",
         "address": str(folder / "store"),
         "table": "docs_1",
-        "rows": 60,
+        "rows": 150,
         "number_type": "float32",
         "dimensions": 32,
         "weights": weights[0],
@@ -128,9 +128,9 @@ def test_the_registry_names_the_index_through_its_life(made, cache, monkeypatch)
     assert f"rayembed upgrade --name docs --model models:/{NAME}/2 --road backfill" in other.note
 
     # An update changes the tag.
-    write(home / "documents.jsonl", documents(61))
+    write(home / "documents.jsonl", sentences(151))
     build_index(run_of(made), update=True)
-    assert tags_of(made)[1]["rows"] == 61
+    assert tags_of(made)[1]["rows"] == 151
 
     upgrade(made, "--model", f"models:/{NAME}@candidate", "--road", "adapter")
     assert states(made) == ({1: "current", 2: "adapter"}, {1: "docs_1", 2: "docs_1"})

@@ -6,7 +6,7 @@ import httpx
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
-from made_up_index import documents, settings, write
+from made_up_index import sentences, settings, write
 from tiny_models import save_encoder
 
 import rayembed
@@ -23,7 +23,7 @@ from rayembed_extras.serving.app import make_app
 from rayembed_extras.serving.job import pin, run_serve_job
 from rayembed_extras.serving.settings import Limits, ServedModel
 
-COUNT = 120
+COUNT = 150
 QUERY = "foxes in the capital"
 
 
@@ -33,7 +33,7 @@ def home(tmp_path_factory):
     home = tmp_path_factory.mktemp("served")
     save_encoder(home / "old", seed=0)
     save_encoder(home / "new", seed=1, hidden_size=48)
-    write(home / "documents.jsonl", documents(COUNT))
+    write(home / "documents.jsonl", sentences(COUNT))
     return home
 
 
@@ -105,7 +105,7 @@ def test_a_search_returns_the_nearest_rows_with_texts_and_metadata(home, built, 
     assert answer.headers["X-Index"] == "docs; table=docs_1"
     assert [one["query"] for one in body["data"]] == [0, 1, 2]
     assert found[0] == found[2]
-    rows = {row["id"]: row for row in documents(COUNT)}
+    rows = {row["id"]: row for row in sentences(COUNT)}
     model = rayembed.load(home / "old")
     scores = model.similarity(texts, [row["text"] for row in rows.values()])
     for of_query, row in zip(found, scores, strict=True):
@@ -126,7 +126,7 @@ def test_hybrid_search_is_rank_fusion_of_vectors_and_words(client):
     asked = {"query": QUERY, "k": 10, "mode": "hybrid"}
     (found,) = rows_of(client.post("/search", json=asked))
     (near,) = rows_of(client.post("/search", json={"query": QUERY, "k": 100}))
-    corpus = documents(COUNT)
+    corpus = sentences(COUNT)
     words = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
     words.index(
         bm25s.tokenize([row["text"] for row in corpus], stopwords="en", show_progress=False),
@@ -161,7 +161,7 @@ def test_words_alone_bring_a_document_up(client):
 def test_hybrid_search_of_a_large_index_needs_a_full_text_index_of_the_store(home, built):
     client = served(home, limits=Limits(bm25_rows=COUNT - 1))
     asked = {"query": "paris 77", "k": 3, "mode": "hybrid"}
-    refused(client.post("/search", json=asked), "for at most 119 (limits.bm25_rows)", "mode")
+    refused(client.post("/search", json=asked), "for at most 149 (limits.bm25_rows)", "mode")
     assert len(rows_of(client.post("/search", json={**asked, "mode": "dense"}))[0]) == 3
     import lancedb
 
@@ -259,7 +259,7 @@ def test_a_search_by_an_adapter_finds_what_the_mapped_query_is_near_to(home, bui
     client = served(home, "new")
     (found,) = rows_of(client.post("/search", json={"query": QUERY, "k": 5}))
     query = rayembed.load(home / "new", for_index="docs", output=home / "outputs")
-    texts = [row["text"] for row in documents(COUNT)]
+    texts = [row["text"] for row in sentences(COUNT)]
     rows = rayembed.load(home / "old").encode_document(texts)
     best = np.sort(rows @ query.encode_query(QUERY))[::-1][:5]
     np.testing.assert_allclose([hit["score"] for hit in found], best, atol=1e-5)

@@ -48,14 +48,18 @@ class WordIndex:
             return []
         from rayembed.search.bm25_library import bm25s
 
-        words = bm25s.tokenize([query], stopwords="en", show_progress=False)
-        if not words.vocab:
+        (words,) = bm25s.tokenize([query], stopwords="en", return_ids=False, show_progress=False)
+        known = [word for word in words if word in self.index.vocab_dict]
+        if not known:
             return []
-        depth = min(k, len(self.ids))
-        rows, scores = self.index.retrieve(words, k=depth, show_progress=False)
-        found = zip(rows[0], scores[0], strict=True)
-        ranked = sorted((-float(score), str(self.ids[row])) for row, score in found if score > 0)
-        return [name for _, name in ranked]
+        scores = self.index.get_scores(known)
+        # All rows that tie for the last places, so that the order of the table decides nothing.
+        least = 0.0
+        if len(scores) > k:
+            least = float(np.partition(scores, len(scores) - k)[len(scores) - k])
+        rows = np.flatnonzero((scores > 0) & (scores >= least))
+        ranked = sorted((-float(scores[row]), str(self.ids[row])) for row in rows)
+        return [name for _, name in ranked[:k]]
 
 
 def word_index(store: Store, table: str) -> WordIndex:
