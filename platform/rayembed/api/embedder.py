@@ -75,7 +75,7 @@ class Embedder:
         if space is None:
             return vectors
         placed = space.vectors(vectors.reshape(-1, vectors.shape[-1]), role)
-        return placed.reshape(*vectors.shape[:-1], -1)
+        return placed.reshape(*vectors.shape[:-1], space.dimensions)
 
     def encode_query(self, texts: str | Sequence[str], **options: Any) -> "np.ndarray":
         """Encode queries to vectors; see `encode`."""

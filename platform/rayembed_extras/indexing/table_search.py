@@ -111,7 +111,8 @@ class TableSearch:
         return (
             f"{record.table} has {record.rows:,} rows, and BM25 is built in memory for at most "
             f"{self._bm25_rows:,} (limits.bm25_rows); search dense, raise the limit, or give a "
-            "LanceDB table a full-text index: table.create_fts_index('text')"
+            "LanceDB table a full-text index: table.create_index('text', "
+            "config=lancedb.index.FTS())"
         )
 
     def _own_words(self) -> WordSearch | None:

@@ -199,7 +199,7 @@ def search(request: Mapping[str, Any], offer: Offer) -> Call:
     if role != "query":
         raise RequestError(f"role = {reprlib.repr(role)}; a search embeds queries", "role")
     options = read_encode_options({**request, "role": "query"}, offer.dimensions)
-    k = request.get("k", 10)
+    k = request.get("k", min(10, offer.results))
     if type(k) is not int or not 1 <= k <= offer.results:
         raise RequestError(
             f"k = {k!r:.80} must be a whole number from 1 to {offer.results} (limits.results)", "k"

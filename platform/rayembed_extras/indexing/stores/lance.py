@@ -210,7 +210,7 @@ class LanceTables:
 
     def word_search(self, table: str) -> Callable[[str, int], list[str]] | None:
         """Return the search for words by a full-text index over the texts, as
-        `table.create_fts_index("text")` of LanceDB makes it; None: the table has none.
+        `table.create_index("text", config=FTS())` of LanceDB makes it; None: the table has none.
 
         The function takes a query and k, and returns the ids of at most k rows, best first.
         """
