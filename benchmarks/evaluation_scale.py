@@ -302,7 +302,7 @@ def main(arguments=None):
     given = settings(arguments)
     import torch
 
-    from rayembed.config.small_vectors import StoredVectors
+    from rayembed.config.types import StoredVectors
     from rayembed.evaluation.model_spec import model_meta
     from rayembed.evaluation.score import Store
     from rayembed.registry.provenance import cpu_summary

@@ -97,7 +97,7 @@ def loaded(folder, output, instruction=None):
 
 def sample_of(old, pairs, fits, documents):
     """Articles as an index of the old model; maps are fitted on some that no query asks for."""
-    from rayembed_extras.index_upgrades.sample import Sample
+    from rayembed_extras.index_upgrades.sample import TextSample
 
     texts = list(dict.fromkeys(text for _, text in pairs))[:documents]
     asked = {text for _, text in pairs[:QUERIES]}
@@ -105,7 +105,7 @@ def sample_of(old, pairs, fits, documents):
     free = [number for number, text in enumerate(texts) if text not in asked]
     fitted = np.zeros(len(texts), bool)
     fitted[random.Random(1).sample(free, min(fits, len(free)))] = True
-    return texts, Sample(
+    return texts, TextSample(
         tuple(names),
         tuple(texts),
         np.arange(len(texts)),
@@ -118,13 +118,13 @@ def sample_of(old, pairs, fits, documents):
 
 
 def judged_of(pairs, texts):
-    from rayembed_extras.index_upgrades.judged import JudgedQueries
+    from rayembed_extras.index_upgrades.judged import UpgradeQueries
 
     names = {text: f"d{number}" for number, text in enumerate(texts)}
     found: dict[str, dict[str, int]] = {}
     for query, text in pairs[:QUERIES]:
         found.setdefault(query, {})[names[text]] = 1
-    return JudgedQueries(tuple(found), tuple(found.values()))
+    return UpgradeQueries(tuple(found), tuple(found.values()))
 
 
 def measured(label, seed, sample, old, new, judged, fits):

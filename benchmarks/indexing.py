@@ -85,12 +85,12 @@ class Encoders:
         from rayembed.assets.resolver import resolve_model
         from rayembed.config.types import expanded_name
         from rayembed.models.loading.files import weights_fingerprint
-        from rayembed_extras.indexing.embed import LoadedModel, ModelSpec
+        from rayembed_extras.indexing.embed import IndexModelSpec, LoadedModel
 
         self.reference = expanded_name(reference)
         self.folder = resolve_model(self.reference)
         weights = weights_fingerprint(self.folder)
-        spec = ModelSpec(self.reference, weights, None, None, 384, dtype, None, "")
+        spec = IndexModelSpec(self.reference, weights, None, None, 384, dtype, None, "")
         self.bare = LoadedModel(spec, "cpu")
 
     def peers(self, texts):

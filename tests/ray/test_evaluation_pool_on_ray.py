@@ -13,7 +13,7 @@ from tiny_models import save_cross_encoder
 from word_model import WordSpec
 
 from rayembed.config.run_evaluation import Reranker
-from rayembed.config.small_vectors import Rescoring, StoredVectors
+from rayembed.config.types import Rescoring, StoredVectors
 from rayembed.errors import ArtifactError, PlacementError, WorkerError
 from rayembed.evaluation.hybrid import baselines_of
 from rayembed.evaluation.jobs import COST, FURTHER, TASK_RESULT, ScoreTask

@@ -18,7 +18,7 @@ import pytest
 from rayembed.config.settings import parse
 from rayembed.machine.quantisation import from_bits, int8_range, to_bits
 from rayembed_extras.indexing.settings import STORES, StoreSettings
-from rayembed_extras.indexing.store import VECTOR, Layout, Store
+from rayembed_extras.indexing.store import VECTOR, Layout, VectorStore
 
 D = 24
 """Width of the vectors: a multiple of 8, none of 16."""
@@ -199,7 +199,7 @@ def by_id(rows: pa.Table) -> dict[str, dict[str, Any]]:
     return values
 
 
-def scanned(store: Store, table: str, layout: Layout) -> dict[str, dict[str, Any]]:
+def scanned(store: VectorStore, table: str, layout: Layout) -> dict[str, dict[str, Any]]:
     """All rows of a table by id; checks the columns of each batch."""
     batches = list(store.scan(table))
     for batch in batches:
@@ -228,7 +228,7 @@ store may quantise the query, too, to int8 steps of 1/127 of the range."""
 
 
 def check_search(
-    store: Store,
+    store: VectorStore,
     table: str,
     reference: Mapping[str, Mapping[str, Any]],
     layout: Layout,

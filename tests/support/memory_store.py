@@ -6,7 +6,7 @@ import pyarrow.compute
 
 from rayembed_extras.indexing.layout import layout_of, stored_vectors
 from rayembed_extras.indexing.manifest import MadeBy, Manifest, TableRecord, write_manifest
-from rayembed_extras.indexing.store import Found
+from rayembed_extras.indexing.store import SearchResults
 
 
 class MemoryStore:
@@ -62,7 +62,9 @@ class MemoryStore:
         scores = queries @ vectors.astype(np.float32).T
         order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
         ids = np.array(self.rows[table]["id"].to_pylist())
-        return Found([ids[row].tolist() for row in order], np.take_along_axis(scores, order, 1))
+        return SearchResults(
+            [ids[row].tolist() for row in order], np.take_along_axis(scores, order, 1)
+        )
 
     def point(self, name, table):
         self.names[name] = table

@@ -9,7 +9,7 @@ import numpy as np
 from mteb.types import PromptType
 from word_encoder import word_vectors
 
-from rayembed.config.small_vectors import FLOAT32, StoredVectors
+from rayembed.config.types import FLOAT32, StoredVectors
 from rayembed.evaluation.model_spec import EncodeSpec, model_meta
 
 

@@ -9,7 +9,7 @@ from word_model import WordSpec
 
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.settings import parse
-from rayembed.config.small_vectors import Rescoring, StoredVectors
+from rayembed.config.types import Rescoring, StoredVectors
 from rayembed.errors import ConfigError
 from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
 from rayembed.evaluation.pooled.model import PooledModel, document_texts

@@ -10,7 +10,7 @@ from memory_store import MemoryStore, index_of, made_by
 from rayembed.errors import DataError
 from rayembed_extras.index_upgrades.compare import FULL, compare_roads
 from rayembed_extras.index_upgrades.judged import (
-    JudgedQueries,
+    UpgradeQueries,
     find_queries,
     first_sentence,
     positive_texts,
@@ -194,7 +194,7 @@ def test_a_turned_model_needs_a_map_and_no_backfill(tmp_path, fit_on):
 def test_judged_queries_show_what_a_map_loses(tmp_path):
     old, new = Hidden(6, 1, noise=0.3), Hidden(10, 2)
     wanted = range(0, 1200, 8)
-    judged = JudgedQueries(
+    judged = UpgradeQueries(
         tuple(TEXTS[number] for number in wanted), tuple({f"d{n}": 1} for n in wanted)
     )
     store, layout = built(tmp_path, old)

@@ -35,7 +35,7 @@ def test_an_index_is_built_searched_and_read(folder):
     exec(block_with("rayembed.index("), names)
     assert names["made"].counts["new"] == 20
     assert len(names["hits"].ids[0]) == 10
-    exec(block_with("pq.read_table(f\"{folder}/articles_1\")"), names)
+    exec(block_with('pq.read_table(f"{folder}/articles_1")'), names)
     assert len(names["table"]) == 20
 
 

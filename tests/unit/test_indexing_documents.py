@@ -14,8 +14,8 @@ from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, DataError
 from rayembed_extras.indexing.chunks import check_size, splitter
 from rayembed_extras.indexing.documents import (
-    DocumentPiece,
-    ReadDocuments,
+    IndexPiece,
+    ReadIndexDocuments,
     document_pieces,
     settled_columns,
 )
@@ -28,8 +28,8 @@ def read(folder, **settings):
     given = parse(Documents, settings)
     pieces = document_pieces(given)
     columns = settled_columns(given, pieces)
-    task = ReadDocuments(str(folder), columns, given.chunks, None)
-    results = [task(DocumentPiece(piece)) for piece in pieces]
+    task = ReadIndexDocuments(str(folder), columns, given.chunks, None)
+    results = [task(IndexPiece(piece)) for piece in pieces]
     rows = [
         row
         for result in results

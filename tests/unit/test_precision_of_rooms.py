@@ -22,7 +22,7 @@ from rayembed.config.evaluation import EvaluationPlacement, EvaluationRun, Model
 from rayembed.config.mining import CrossEncoder, Teacher
 from rayembed.config.override import override
 from rayembed.config.settings import parse
-from rayembed.config.small_vectors import StoredVectors as SmallVectors
+from rayembed.config.types import StoredVectors as SmallVectors
 from rayembed.data.engine import on_ray as data_on_ray
 from rayembed.data.engine.here import execute_here
 from rayembed.data.mining.rescoring import load_cross_encoder

@@ -10,7 +10,7 @@ from sentence_transformers.util.quantization import quantize_embeddings
 from tiny_folders import save_biencoder
 
 from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.small_vectors import Rescoring
+from rayembed.config.types import Rescoring
 from rayembed.evaluation.model_spec import EncodeSpec
 from rayembed.evaluation.pooled.best_documents import BestDocuments
 from rayembed.evaluation.pooled.encoding_worker import comparable

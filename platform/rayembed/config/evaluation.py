@@ -11,8 +11,15 @@ from rayembed.config.placement import RuntimeSettings
 from rayembed.config.reports import FindingChoice
 from rayembed.config.run_evaluation import Reranker
 from rayembed.config.settings import Settings
-from rayembed.config.small_vectors import StoredVectors
-from rayembed.config.types import ModelReference, Reference, Seed, SortedDict, StoragePath, UseGpu
+from rayembed.config.types import (
+    ModelReference,
+    Reference,
+    Seed,
+    SortedDict,
+    StoragePath,
+    StoredVectors,
+    UseGpu,
+)
 
 PromptTableName = Literal["auto", "nvembed", "causal2vec", "nomic", "cde", "folder", "none"]
 

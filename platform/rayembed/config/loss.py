@@ -10,9 +10,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import PositiveInt
 
 from rayembed.config.settings import Settings
-from rayembed.config.small_vectors import SmallPrecision
 from rayembed.config.table import SettingsTable
-from rayembed.config.types import Distinct
+from rayembed.config.types import Distinct, SmallPrecision
 
 Need = Literal["similarity", "teacher_scores", "teacher_vectors"]
 """Data that rows must have in addition to their texts: the graded similarity of query and document,

@@ -11,8 +11,7 @@ from typing import Any
 from mteb.models import ModelMeta
 
 from rayembed.config.evaluation import CONTEXT_SEED
-from rayembed.config.small_vectors import FLOAT32, StoredVectors
-from rayembed.config.types import Role
+from rayembed.config.types import FLOAT32, Role, StoredVectors
 from rayembed.evaluation.jobs import TaskFactory
 from rayembed.evaluation.model_spec import EmbedTexts, PromptedSpec, Similarity
 from rayembed.evaluation.pooled.here import run_here

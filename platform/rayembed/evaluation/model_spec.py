@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from rayembed.config.small_vectors import StoredVectors
 from rayembed.config.table import NamedTable
-from rayembed.config.types import Role
+from rayembed.config.types import Role, StoredVectors
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.prompts import ModelPrompts, role_of
 from rayembed.models.loading.files import weights_fingerprint

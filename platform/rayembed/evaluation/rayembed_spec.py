@@ -19,8 +19,7 @@ from rayembed.assets.folder_formats import stated_format
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.model import ModelConfig
-from rayembed.config.small_vectors import StoredVectors
-from rayembed.config.types import Role
+from rayembed.config.types import Role, StoredVectors
 from rayembed.display.quiet import without
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.model_spec import (

@@ -14,8 +14,8 @@ from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import BM25, ModelUnderTest, Prompts
 from rayembed.config.held_out import held_out_set
 from rayembed.config.run import Run
-from rayembed.config.small_vectors import Precision
 from rayembed.config.table import load
+from rayembed.config.types import Precision
 from rayembed.errors import ConfigError
 from rayembed.evaluation.bm25 import Bm25, bm25_meta, bm25_revision
 from rayembed.evaluation.model_spec import LOADERS, SCORES, ModelSpec

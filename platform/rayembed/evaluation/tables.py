@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rayembed.config.small_vectors import Precision
+from rayembed.config.types import Precision
 from rayembed.display.tables import NOISE_CAPTION, Cell, Table, best_of, show
 from rayembed.results.scores import MEAN, OF_GENERAL, OF_OWN, means
 

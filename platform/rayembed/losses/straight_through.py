@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rayembed.config.loss import LossConfig
-from rayembed.config.small_vectors import Precision
+from rayembed.config.types import Precision
 from rayembed.machine.quantisation import LEVELS, bit_value, int8_step
 
 

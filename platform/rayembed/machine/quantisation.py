@@ -19,7 +19,7 @@ import math
 
 import numpy as np
 
-from rayembed.config.small_vectors import Precision
+from rayembed.config.types import Precision
 
 LEVELS = 127
 """Largest code; -128 is not used, so that a vector and its opposite have opposite codes."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from rayembed.config.small_vectors import Precision, Rescoring, StoredVectors
+from rayembed.config.types import Precision, Rescoring, StoredVectors
 from rayembed.machine.quantisation import int8_step, quantised, to_bits, to_int8
 from rayembed.search.faiss_library import require_faiss
 

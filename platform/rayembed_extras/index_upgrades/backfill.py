@@ -21,8 +21,8 @@ from rayembed_extras.index_upgrades.settings import UpgradeRun
 from rayembed_extras.index_upgrades.switch import OpenIndex, open_index, point
 from rayembed_extras.indexing.build import build_index
 from rayembed_extras.indexing.documents import (
-    DocumentPiece,
-    ReadDocuments,
+    IndexPiece,
+    ReadIndexDocuments,
     TokenizerPlace,
     document_pieces,
     settled_columns,
@@ -121,7 +121,7 @@ def backfill(run: UpgradeRun, storage: str, weights: str) -> tuple[str, ...]:
 
 
 def _settled(storage: str, run: UpgradeRun, table: str, former: TableRecord) -> OpenIndex:
-    """Open the index, and record the new table's documents as those of the former one, so that
+    """Open the index, and record the former table's documents settings for the new table, so that
     updates go on by the same settings.
     """
     manifest = read_manifest(storage, run.name)
@@ -202,8 +202,8 @@ def texts_of_rows(
     found: dict[str, str] = {}
     for piece in pieces:
         with tempfile.TemporaryDirectory() as folder:
-            read = ReadDocuments(folder, columns, documents.chunks, place)
-            for name, _ in read(DocumentPiece(piece))["files"]:
+            read = ReadIndexDocuments(folder, columns, documents.chunks, place)
+            for name, _ in read(IndexPiece(piece))["files"]:
                 rows = read_sealed(str(Path(folder) / name), ["id", "text"], remedy="Try again")
                 rows = rows.filter(pc.is_in(rows["id"], ids))
                 found.update(zip(rows["id"].to_pylist(), rows["text"].to_pylist(), strict=True))

@@ -11,7 +11,7 @@ import numpy as np
 
 from rayembed.results.intervals import PairedDifference
 from rayembed_extras.index_upgrades.fitting import fit_map
-from rayembed_extras.index_upgrades.judged import JudgedQueries, first_sentence
+from rayembed_extras.index_upgrades.judged import UpgradeQueries, first_sentence
 from rayembed_extras.index_upgrades.maps import MapKind, QueryMap, identity_map
 from rayembed_extras.index_upgrades.measure import (
     QueryScores,
@@ -23,7 +23,7 @@ from rayembed_extras.index_upgrades.measure import (
     share_kept,
 )
 from rayembed_extras.index_upgrades.models import UpgradeModel
-from rayembed_extras.index_upgrades.sample import Sample
+from rayembed_extras.index_upgrades.sample import TextSample
 from rayembed_extras.index_upgrades.settings import UpgradeRun
 
 logger = logging.getLogger(__name__)
@@ -104,10 +104,10 @@ class _Vectors:
 
 def compare_roads(
     run: UpgradeRun,
-    sample: Sample,
+    sample: TextSample,
     old: UpgradeModel | None,
     new: UpgradeModel,
-    judged: JudgedQueries | None,
+    judged: UpgradeQueries | None,
 ) -> Measurement:
     """Embed the sample by the new model, fit the maps, choose the best one and score all roads.
 
@@ -175,7 +175,7 @@ def compare_roads(
 
 def _fitted(
     run: UpgradeRun,
-    sample: Sample,
+    sample: TextSample,
     old: UpgradeModel | None,
     new: UpgradeModel,
     new_rows: np.ndarray,
@@ -230,7 +230,7 @@ def _old_roads(
 
 
 def _sentences(
-    sample: Sample, run: UpgradeRun, judged: set[str] | None
+    sample: TextSample, run: UpgradeRun, judged: set[str] | None
 ) -> tuple[list[str], list[str]]:
     """First sentences of documents that no map is fitted on: to choose the map by, and to measure
     by if no query is judged.
@@ -267,7 +267,7 @@ def _notes(
     roads: Sequence[MeasuredRoad],
     best: QueryMap | None,
     new: UpgradeModel,
-    sample: Sample,
+    sample: TextSample,
     *,
     is_judged: bool,
 ) -> list[str]:

@@ -20,7 +20,7 @@ _LONGEST, _SHORTEST = 200, 12
 
 
 @dataclass(frozen=True)
-class JudgedQueries:
+class UpgradeQueries:
     """Queries with the documents that answer them."""
 
     texts: tuple[str, ...]
@@ -75,7 +75,7 @@ def _pieces(place: str, names: Sequence[str]) -> list[FilePiece]:
     return [piece for name in names for piece in list_pieces(join(place, name))]
 
 
-def read_queries(files: QueryFiles, with_text: Mapping[str, Sequence[str]]) -> JudgedQueries:
+def read_queries(files: QueryFiles, with_text: Mapping[str, Sequence[str]]) -> UpgradeQueries:
     """Read judged queries; queries without a relevant document are left out.
 
     Args:
@@ -116,7 +116,7 @@ def read_queries(files: QueryFiles, with_text: Mapping[str, Sequence[str]]) -> J
     faults.refuse(f"the queries at {files.path!r} cannot be used as they stand")
     if not judged:
         raise DataError(f"the queries at {files.path!r} have none with a relevant document")
-    return JudgedQueries(tuple(judged), tuple(judged.values()))
+    return UpgradeQueries(tuple(judged), tuple(judged.values()))
 
 
 def positive_texts(files: QueryFiles) -> set[str]:

@@ -17,7 +17,7 @@ from rayembed.registry.indexes import (
 from rayembed_extras.index_upgrades.maps import QueryMap
 from rayembed_extras.index_upgrades.switch import adapter_for, known_index, open_store
 from rayembed_extras.indexing.manifest import Manifest
-from rayembed_extras.indexing.store import Store
+from rayembed_extras.indexing.store import VectorStore
 from rayembed_extras.indexing.table_search import TableSearch
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class OpenedIndex:
         self._lock = threading.Lock()
         self._maps: dict[str, QueryMap | None] = {}
         self._searches: dict[tuple[str, str], TableSearch] = {}
-        self._store: Store | None = None
+        self._store: VectorStore | None = None
         self._read = self._fresh()
 
     def space(self) -> IndexSpace:

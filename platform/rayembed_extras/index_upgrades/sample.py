@@ -14,7 +14,7 @@ import xxhash
 from rayembed.errors import DataError
 from rayembed_extras.index_upgrades.maps import unit
 from rayembed_extras.indexing.layout import loaded_vectors
-from rayembed_extras.indexing.store import VECTOR, Layout, Store
+from rayembed_extras.indexing.store import VECTOR, Layout, VectorStore
 
 _LEAST_DOCUMENTS = 50
 """Documents below which an index is too small to measure."""
@@ -24,7 +24,7 @@ Texts = Callable[[Collection[str]], Mapping[str, str]]
 
 
 @dataclass(frozen=True)
-class Sample:
+class TextSample:
     """Rows (texts with vectors) of drawn documents; R rows, N documents."""
 
     names: tuple[str, ...]
@@ -51,7 +51,7 @@ class Sample:
 
 
 def draw_sample(
-    store: Store,
+    store: VectorStore,
     table: str,
     layout: Layout,
     *,
@@ -60,7 +60,7 @@ def draw_sample(
     fits: int,
     seed: int,
     texts: Texts | None = None,
-) -> Sample:
+) -> TextSample:
     """Draw documents from a table: those that queries are judged on, a random sample to search, and
     others to fit maps on.
 
@@ -116,7 +116,7 @@ def draw_sample(
         known = texts([key for name in order for key, _ in found[name]])
         found = {name: [(key, known[key]) for key, _ in found[name]] for name in order}
     numbers = _hashes(order, seed)
-    return Sample(
+    return TextSample(
         tuple(order),
         tuple(text for name in order for _, text in found[name]),
         np.repeat(np.arange(len(order)), [len(found[name]) for name in order]),
@@ -128,7 +128,9 @@ def draw_sample(
     )
 
 
-def documents_by_text(store: Store, table: str, wanted: Collection[str]) -> dict[str, list[str]]:
+def documents_by_text(
+    store: VectorStore, table: str, wanted: Collection[str]
+) -> dict[str, list[str]]:
     """Stripped text → ids of the documents that have it, for wanted texts."""
     found: dict[str, list[str]] = {}
     if wanted:

@@ -18,7 +18,7 @@ from rayembed_extras.indexing.manifest import (
     write_manifest,
 )
 from rayembed_extras.indexing.settings import STORES, StoreSettings
-from rayembed_extras.indexing.store import Store
+from rayembed_extras.indexing.store import VectorStore
 
 ADAPTERS = "adapters"
 """Folder of an index with a folder for each newer model's map."""
@@ -30,7 +30,7 @@ class OpenIndex:
 
     storage: str
     manifest: Manifest
-    store: Store
+    store: VectorStore
 
     @property
     def name(self) -> str:
@@ -126,10 +126,10 @@ def open_index(storage: str, name: str) -> OpenIndex:
     return opened
 
 
-def open_store(manifest: Manifest) -> Store:
+def open_store(manifest: Manifest) -> VectorStore:
     """Connect to the store of a record."""
     settings: StoreSettings = parse(STORES.classes()[manifest.store["kind"]], manifest.store)  # type: ignore[assignment]
-    store: Store = settings.open()
+    store: VectorStore = settings.open()
     return store
 
 

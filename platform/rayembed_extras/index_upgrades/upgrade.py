@@ -16,8 +16,8 @@ from rayembed.pipeline.storage import absolute_storage
 from rayembed_extras.index_upgrades.backfill import backfill, check_backfill, texts_of_rows
 from rayembed_extras.index_upgrades.compare import compare_roads
 from rayembed_extras.index_upgrades.judged import (
-    JudgedQueries,
     QueryFiles,
+    UpgradeQueries,
     find_queries,
     positive_texts,
     read_queries,
@@ -263,7 +263,7 @@ def _measured(run: UpgradeRun, checked: _Checked, folder: str) -> UpgradeReport:
     return report
 
 
-def _judged(checked: _Checked) -> JudgedQueries | None:
+def _judged(checked: _Checked) -> UpgradeQueries | None:
     if checked.files is None:
         return None
     index = checked.index

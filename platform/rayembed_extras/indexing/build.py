@@ -33,12 +33,12 @@ from rayembed.pipeline.run.runtime import Runtime, runtime_of
 from rayembed_extras.indexing import documents as reading
 from rayembed_extras.indexing.checks import CheckedIndex, settled_run
 from rayembed_extras.indexing.documents import (
-    DocumentPiece,
-    ReadDocuments,
+    IndexPiece,
+    ReadIndexDocuments,
     TokenizerPlace,
     kept_settings,
 )
-from rayembed_extras.indexing.embed import AFTER, BEFORE, ModelCheck, ModelSpec, load
+from rayembed_extras.indexing.embed import AFTER, BEFORE, IndexModelSpec, ModelCheck, load
 from rayembed_extras.indexing.layout import layout_of, scale_of
 from rayembed_extras.indexing.ledger import doubted, read_ledger, write_ledger
 from rayembed_extras.indexing.lock import locked_index
@@ -54,14 +54,14 @@ from rayembed_extras.indexing.manifest import (
 from rayembed_extras.indexing.outcome import Indexed
 from rayembed_extras.indexing.parts import (
     ComparePart,
-    EmbedPart,
-    Part,
+    EmbedIndexPart,
+    IndexPart,
     PartFiles,
     settings_of_store,
     settle,
 )
 from rayembed_extras.indexing.registration import register_index
-from rayembed_extras.indexing.rows import DUPLICATE, RowsFile, SendRows, accept, metadata_types
+from rayembed_extras.indexing.rows import DUPLICATE, RowsFile, SendToParts, accept, metadata_types
 from rayembed_extras.indexing.settings import IndexRun
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class _Job(CheckedIndex):
         runtime.start()
         context = context_of(self.run, runtime)
         model = self._model(context)
-        check = EmbedPart(_NO_FILES, model, self.layout({}), self.table, None)
+        check = EmbedIndexPart(_NO_FILES, model, self.layout({}), self.table, None)
         run_tasks(
             "check of the model", check, [ModelCheck(BEFORE)], context.execute, "gpu or machine"
         )
@@ -125,7 +125,7 @@ class _Job(CheckedIndex):
         working = self._working()
         record, files = self._read(context, model, working)
         enter(COMPARE)
-        items = [Part(number) for number in range(record.parts)]
+        items = [IndexPart(number) for number in range(record.parts)]
         compared = run_resumable(
             join(working, "differences"),
             f"differences {self.run.name}",
@@ -157,8 +157,8 @@ class _Job(CheckedIndex):
     def _folder(self) -> str:
         return join(folder_of(self.run.placement.storage_path, self.run.name), self.table)
 
-    def _model(self, context: PipelineContext) -> ModelSpec:
-        """Return what all processes load, with the number type of the record where there is one."""
+    def _model(self, context: PipelineContext) -> IndexModelSpec:
+        """Return what all processes load, with the number type of the record if any."""
         settings = self.run.model
         if self.record is not None and settings.dtype == "auto":
             settings = settings.model_copy(update={"dtype": self.record.made_by.dtype})
@@ -170,7 +170,7 @@ class _Job(CheckedIndex):
                 f"model.dtype={dtype}, but the index {self.run.name!r} was computed in "
                 f"{self.record.made_by.dtype}; leave model.dtype out"
             )
-        return ModelSpec(
+        return IndexModelSpec(
             self.reference,
             self.weights,
             self.tracking_uri,
@@ -182,7 +182,7 @@ class _Job(CheckedIndex):
         )
 
     def _working(self) -> str:
-        """Return the folder of this job's files, and remove those of jobs on other documents.
+        """Return the folder of this job's files, and remove files of jobs on other documents.
 
         Those would otherwise count parts as done that this job changes.
         """
@@ -207,7 +207,7 @@ class _Job(CheckedIndex):
         return join(root, name)
 
     def _read(
-        self, context: PipelineContext, model: ModelSpec, working: str
+        self, context: PipelineContext, model: IndexModelSpec, working: str
     ) -> tuple[TableRecord, PartFiles]:
         """Read all documents and send their rows to parts; write the record of a new table."""
         documents = self.run.documents
@@ -219,8 +219,8 @@ class _Job(CheckedIndex):
         results = run_resumable(
             folder,
             f"read {self.run.name}",
-            ReadDocuments(folder, self.columns, documents.chunks, tokenizer),
-            [DocumentPiece(piece) for piece in self.pieces],
+            ReadIndexDocuments(folder, self.columns, documents.chunks, tokenizer),
+            [IndexPiece(piece) for piece in self.pieces],
             context.execute,
         )
         self.rows, self.rejected = accept(documents, results)
@@ -247,7 +247,7 @@ class _Job(CheckedIndex):
         buckets, _ = exchange(
             join(working, "rows"),
             f"send {self.run.name}",
-            SendRows(folder, record.parts, types),
+            SendToParts(folder, record.parts, types),
             [RowsFile(name) for name in names],
             record.parts,
             context.execute,
@@ -261,7 +261,7 @@ class _Job(CheckedIndex):
         )
         return record, files
 
-    def _made_by(self, model: ModelSpec) -> MadeBy:
+    def _made_by(self, model: IndexModelSpec) -> MadeBy:
         number_type = self.run.store.number_type
         return MadeBy(
             reference=self.reference,
@@ -291,7 +291,7 @@ class _Job(CheckedIndex):
     def _embed(
         self,
         context: PipelineContext,
-        model: ModelSpec,
+        model: IndexModelSpec,
         record: TableRecord,
         files: PartFiles,
         compared: Sequence[Result],
@@ -299,7 +299,7 @@ class _Job(CheckedIndex):
         """Embed and write the parts that have new, changed or deleted rows."""
         done = set(list_files(join(files.working, "done"), recursive=False))
         work = [
-            Part(number)
+            IndexPart(number)
             for number, result in enumerate(compared)
             if result["write"] or result["delete"]
         ]
@@ -313,7 +313,7 @@ class _Job(CheckedIndex):
             return []
         here = not self.store.has_parallel_writers
         store = None if here else settings_of_store(self.run.store)
-        task = EmbedPart(files, model, layout_of(record), self.table, store)
+        task = EmbedIndexPart(files, model, layout_of(record), self.table, store)
         execute = self._writing(files, context.execute) if here else context.execute
         items: list[Any] = [*todo, ModelCheck(AFTER)]
         try:
@@ -328,7 +328,7 @@ class _Job(CheckedIndex):
 
         def run(task: Task, items: Sequence[Any], needs: Needs = "cpu") -> Iterator[Result]:
             for item, timed in zip(items, execute(task, items, needs), strict=True):
-                if isinstance(item, Part):
+                if isinstance(item, IndexPart):
                     rows, found = files.difference(item.number)
                     result = timed["result"]
                     settle(files, self.store, self.table, item.number, rows, found, result)
@@ -336,7 +336,7 @@ class _Job(CheckedIndex):
 
         return run
 
-    def _doubt(self, files: PartFiles, parts: Sequence[Part]) -> None:
+    def _doubt(self, files: PartFiles, parts: Sequence[IndexPart]) -> None:
         """Let the next job write all rows of parts again that a model of other vectors embedded."""
         for part in parts:
             if exists(files.done_path(part.number)):

@@ -1,4 +1,4 @@
-"""Check what an index job is asked for against its files, model, store and record, before work."""
+"""Check the settings of an index job against its files, model, store and record, before work."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ from rayembed_extras.indexing.documents import (
 from rayembed_extras.indexing.layout import arrow_types, scale_of
 from rayembed_extras.indexing.manifest import Manifest, TableRecord, folder_of
 from rayembed_extras.indexing.places import address_setting
-from rayembed_extras.indexing.rows import Columns
+from rayembed_extras.indexing.rows import DocumentColumns
 from rayembed_extras.indexing.settings import IndexRun
-from rayembed_extras.indexing.store import Layout, Store
+from rayembed_extras.indexing.store import Layout, VectorStore
 
 FOLDER_KINDS = ("parquet", "lance", "faiss")
 """Kinds of stores whose place is a folder, by default the index's own."""
@@ -67,13 +67,13 @@ class CheckedIndex:
     record: TableRecord | None
     """Record of the table; None: no job has begun to write it."""
     pieces: Sequence[FilePiece]
-    columns: Columns
+    columns: DocumentColumns
     reference: str
     folder: Path
     tracking_uri: str | None
     weights: str
     dimensions: int
-    store: Store
+    store: VectorStore
 
     @classmethod
     def of(
@@ -118,7 +118,7 @@ class CheckedIndex:
             uri,
             weights_fingerprint(folder),
             run.model.dimensions or widths[0],
-            cast(Store, run.store.open()),
+            cast(VectorStore, run.store.open()),
         )
         try:
             job.check()
@@ -128,7 +128,7 @@ class CheckedIndex:
         return job
 
     def check(self) -> None:
-        """Raise where the record, the model or the store does not take what is asked."""
+        """Raise if the record, the model or the store does not allow the job."""
         if self.record is not None:
             check_same(self, self.record)
         documents = self.run.documents
@@ -191,7 +191,7 @@ def check_wanted(run: IndexRun, manifest: Manifest | None, *, update: bool) -> N
 
 
 def check_same(job: CheckedIndex, record: TableRecord) -> None:
-    """Raise if an index's table was made by another model, or of other rows, than asked.
+    """Raise if another model or other document settings made the index's table than the job has.
 
     Raises:
         ConfigError: it was; the message says what to do.

@@ -29,7 +29,7 @@ from rayembed.data.sources.files import FilePiece, list_pieces
 from rayembed.data.sources.rows import BadRow, Row, check_columns, read_rows
 from rayembed.errors import ConfigError, DataError
 from rayembed_extras.indexing.chunks import Split, splitter
-from rayembed_extras.indexing.rows import ROWS, Columns, metadata_types
+from rayembed_extras.indexing.rows import ROWS, DocumentColumns, metadata_types
 from rayembed_extras.indexing.settings import Chunks, Documents
 from rayembed_extras.indexing.store import RESERVED
 
@@ -73,7 +73,7 @@ def document_pieces(documents: Documents, *, versions: bool = True) -> list[File
     )
 
 
-def settled_columns(documents: Documents, pieces: Sequence[FilePiece]) -> Columns:
+def settled_columns(documents: Documents, pieces: Sequence[FilePiece]) -> DocumentColumns:
     """Choose the column of the id, and check that the named columns exist.
 
     Raises:
@@ -98,11 +98,11 @@ def settled_columns(documents: Documents, pieces: Sequence[FilePiece]) -> Column
     if own is None:
         first = next((row for row in read_rows(pieces[0]) if isinstance(row, Row)), None)
         own = next((name for name in _NAMES if first is not None and name in first.values), None)
-    return Columns(own, documents.text, metadata)
+    return DocumentColumns(own, documents.text, metadata)
 
 
 @dataclass(frozen=True)
-class DocumentPiece:
+class IndexPiece:
     """Work item: a piece of the files."""
 
     piece: FilePiece
@@ -114,16 +114,16 @@ class DocumentPiece:
 
 
 @dataclass(frozen=True)
-class ReadDocuments:
+class ReadIndexDocuments:
     """Task: write the documents of a piece as rows of pieces of texts."""
 
     folder: str
-    columns: Columns
+    columns: DocumentColumns
     chunks: Chunks
     model: "TokenizerPlace | None"
     """Where the model's tokenizer is; None for whole documents."""
 
-    def __call__(self, item: DocumentPiece) -> Result:
+    def __call__(self, item: IndexPiece) -> Result:
         """Write the rows; return counts, rejected rows with examples, the types of metadata with
         the first row of each, and the names and rows of the written files.
         """
@@ -147,7 +147,7 @@ class ReadDocuments:
 class _Collected:
     """Rows of a piece of the files that are not written yet, and counts of all."""
 
-    def __init__(self, task: ReadDocuments, key: str, split: Split) -> None:
+    def __init__(self, task: ReadIndexDocuments, key: str, split: Split) -> None:
         self._task, self._key, self._split = task, key, split
         self.rows_in = self.documents = self.rows_out = 0
         self.rejected: Counter[str] = Counter()
@@ -306,7 +306,7 @@ def _tokenizer(place: TokenizerPlace) -> Any:
     return tokenizer_of(model_folder(place.reference, place.weights, place.tracking_uri))
 
 
-def kept_settings(documents: Documents, columns: Columns) -> dict[str, Any]:
+def kept_settings(documents: Documents, columns: DocumentColumns) -> dict[str, Any]:
     """Settings that decide a table's rows, as the record keeps them: not where the files are."""
     settled = replace_id(documents, columns.id)
     left_out = {"path", "delimiter", "encoding", "max_rejected_share", "max_deleted_share"}

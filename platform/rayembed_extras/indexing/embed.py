@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class ModelSpec:
+class IndexModelSpec:
     """Model and settings by which all processes of a job embed alike."""
 
     reference: str
@@ -55,7 +55,7 @@ class ModelSpec:
 class LoadedModel:
     """A loaded model that embeds as the settings say."""
 
-    def __init__(self, spec: ModelSpec, device: str) -> None:
+    def __init__(self, spec: IndexModelSpec, device: str) -> None:
         self.spec = spec
         self.folder = model_folder(spec.reference, spec.weights, spec.tracking_uri)
         # Ray gives each process one thread for each CPU that it reserves.
@@ -179,7 +179,7 @@ def model_folder(reference: str, weights: str, tracking_uri: str | None) -> Path
 
 
 @lru_cache(maxsize=1)
-def load(spec: ModelSpec, device: str) -> LoadedModel:
+def load(spec: IndexModelSpec, device: str) -> LoadedModel:
     """Load and check a model; a process does it once.
 
     Raises:
@@ -190,7 +190,7 @@ def load(spec: ModelSpec, device: str) -> LoadedModel:
     return loaded
 
 
-Load = Callable[[ModelSpec, str], LoadedModel]
+Load = Callable[[IndexModelSpec, str], LoadedModel]
 
 
 BEFORE, AFTER = "before", "after"
@@ -209,7 +209,7 @@ class ModelCheck:
         return self.when
 
 
-def check_model(item: ModelCheck, spec: ModelSpec, device: str) -> Result:
+def check_model(item: ModelCheck, spec: IndexModelSpec, device: str) -> Result:
     """Check the model by its proof, which loading does already; return a result without
     rows.
 

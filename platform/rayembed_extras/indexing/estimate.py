@@ -23,10 +23,10 @@ from rayembed.results.costs import Cost
 from rayembed_extras.indexing.checks import settled_run, tracking_uri_of
 from rayembed_extras.indexing.chunks import check_size, splitter
 from rayembed_extras.indexing.documents import document_pieces, settled_columns
-from rayembed_extras.indexing.embed import LoadedModel, ModelSpec
+from rayembed_extras.indexing.embed import IndexModelSpec, LoadedModel
 from rayembed_extras.indexing.places import place_of
 from rayembed_extras.indexing.report import shown_reference
-from rayembed_extras.indexing.rows import Columns
+from rayembed_extras.indexing.rows import DocumentColumns
 from rayembed_extras.indexing.settings import IndexRun
 from rayembed_extras.indexing.store import VECTOR, Layout
 
@@ -41,7 +41,7 @@ _ZIPPED = 4
 
 
 @dataclass(frozen=True)
-class Sample:
+class DocumentSample:
     """Documents from the first files, divided into texts."""
 
     documents: int
@@ -60,11 +60,11 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class IndexEstimate:
     """What an index job will take."""
 
     run: IndexRun
-    sample: Sample
+    sample: DocumentSample
     dimensions: int
     texts_per_second: float
     measured: str
@@ -88,7 +88,7 @@ class Estimate:
         return None if million is None else million * self.sample.in_all[1] / 10**6
 
 
-def estimate(run: IndexRun, texts_per_second: float | None = None) -> Estimate:
+def estimate(run: IndexRun, texts_per_second: float | None = None) -> IndexEstimate:
     """Estimate a job from a sample of its documents.
 
     Args:
@@ -113,12 +113,12 @@ def estimate(run: IndexRun, texts_per_second: float | None = None) -> Estimate:
     split = splitter(run.documents.chunks, tokenizer)
     texts = tuple(piece for pieces in split(documents) for piece in pieces)
     tokens = sum(len(one["input_ids"]) for one in tokenizer(texts, "document", allow_empty=True))
-    sample = Sample(len(documents), texts, tokens, share)
+    sample = DocumentSample(len(documents), texts, tokens, share)
     dimensions = run.model.dimensions or saved_widths(folder)[0]
     if texts_per_second is not None:
-        return Estimate(run, sample, dimensions, texts_per_second, "")
+        return IndexEstimate(run, sample, dimensions, texts_per_second, "")
     device = default_device() if run.placement.use_gpu else "cpu"
-    spec = ModelSpec(
+    spec = IndexModelSpec(
         reference,
         weights_fingerprint(folder),
         uri,
@@ -129,7 +129,7 @@ def estimate(run: IndexRun, texts_per_second: float | None = None) -> Estimate:
         "",
     )
     rate = _rate(LoadedModel(spec, device), texts[:: max(1, len(texts) // _TEXTS)][:_TEXTS])
-    return Estimate(run, sample, dimensions, rate, f"measured here ({device}, {spec.dtype})")
+    return IndexEstimate(run, sample, dimensions, rate, f"measured here ({device}, {spec.dtype})")
 
 
 def _rate(model: LoadedModel, texts: Sequence[str]) -> float:
@@ -140,7 +140,7 @@ def _rate(model: LoadedModel, texts: Sequence[str]) -> float:
     return len(set(texts)) / (time.perf_counter() - began)
 
 
-def _sampled(pieces: Sequence[FilePiece], columns: Columns) -> tuple[list[str], float]:
+def _sampled(pieces: Sequence[FilePiece], columns: DocumentColumns) -> tuple[list[str], float]:
     """Read documents from the first files, and the share of all that they are by their bytes, of
     Parquet by its rows.
     """
@@ -196,7 +196,7 @@ def _end_of(origin: str) -> int:
     return int(digits) if digits.isdecimal() else 0
 
 
-def print_estimate(found: Estimate, price_per_hour: float | None, out: TextIO) -> None:
+def print_estimate(found: IndexEstimate, price_per_hour: float | None, out: TextIO) -> None:
     """Print the estimate as a table."""
     documents, texts, tokens = found.sample.in_all
     about = "" if found.sample.share == 1 else f" (from {found.sample.documents:,} of them)"

@@ -22,7 +22,7 @@ from rayembed.evaluation.own_data import (
     write_set,
 )
 from rayembed.models.passes.encoding import encode
-from rayembed_extras.indexing.embed import ModelSpec, cut, load
+from rayembed_extras.indexing.embed import IndexModelSpec, cut, load
 from rayembed_extras.indexing.manifest import MadeBy
 
 
@@ -98,7 +98,7 @@ def query_vectors(
         ArtifactError: the model has other weights, or gives other vectors.
     """
     dtype: Any = made_by.dtype
-    spec = ModelSpec(
+    spec = IndexModelSpec(
         made_by.reference,
         made_by.weights,
         tracking_uri,

@@ -64,7 +64,7 @@ def ledger_of(rows: pa.Table) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class Difference:
+class LedgerDifference:
     """Comparison of a part's rows with its ledger."""
 
     write: np.ndarray
@@ -85,7 +85,7 @@ class Difference:
         return not len(self.write) and not self.delete
 
 
-def compare(rows: pa.Table, ledger: pa.Table) -> Difference:
+def compare(rows: pa.Table, ledger: pa.Table) -> LedgerDifference:
     """Compare a part's rows (ids without repetition) with its ledger."""
     stored = pc.invert(pc.is_null(ledger["text_hash"]))
     place = pc.index_in(rows["id"], value_set=ledger["id"].combine_chunks())
@@ -106,7 +106,7 @@ def compare(rows: pa.Table, ledger: pa.Table) -> Difference:
     touched |= pc.is_in(documents, gone["document"].combine_chunks()).to_numpy(zero_copy_only=False)
     before = ledger["document"].filter(stored).unique()
     is_old = pc.is_in(documents, before).to_numpy(zero_copy_only=False)
-    return Difference(
+    return LedgerDifference(
         write=np.flatnonzero(~same),
         delete=gone["id"].to_pylist(),
         new=int((~is_old).sum()),
@@ -116,7 +116,7 @@ def compare(rows: pa.Table, ledger: pa.Table) -> Difference:
     )
 
 
-def marked(rows: pa.Table, ledger: pa.Table, difference: Difference) -> pa.Table:
+def marked(rows: pa.Table, ledger: pa.Table, difference: LedgerDifference) -> pa.Table:
     """Return the ledger with the rows pending that a job is about to write or delete."""
     ids = rows["id"].take(pa.array(difference.write))
     asked = pa.concat_arrays([*ids.chunks, pa.array(difference.delete, pa.string())])

@@ -35,7 +35,7 @@ class Indexed:
         return self.record.counts
 
     def open(self) -> Any:
-        """Connect to the store, a `store.Store`."""
+        """Connect to the store, a `store.VectorStore`."""
         return self.store.open()
 
     def __repr__(self) -> str:

@@ -20,10 +20,10 @@ from rayembed.data.engine.exchange import Buckets
 from rayembed.data.engine.parts import remedy
 from rayembed.data.engine.work_items import Result
 from rayembed.errors import DataError
-from rayembed_extras.indexing.embed import ModelCheck, ModelSpec, check_model, load
+from rayembed_extras.indexing.embed import IndexModelSpec, ModelCheck, check_model, load
 from rayembed_extras.indexing.layout import stored_vectors
 from rayembed_extras.indexing.ledger import (
-    Difference,
+    LedgerDifference,
     compare,
     ledger_of,
     marked,
@@ -34,14 +34,14 @@ from rayembed_extras.indexing.ledger import (
 )
 from rayembed_extras.indexing.rows import rows_schema
 from rayembed_extras.indexing.settings import STORES, StoreSettings
-from rayembed_extras.indexing.store import VECTOR, Layout, Store
+from rayembed_extras.indexing.store import VECTOR, Layout, VectorStore
 
 _ROWS_PER_WRITE = 16_384
-"""Most rows of a call of `Store.upsert`, and ids of a call of `Store.delete`."""
+"""Most rows of a call of `VectorStore.upsert`, and ids of a call of `VectorStore.delete`."""
 
 
 @dataclass(frozen=True)
-class Part:
+class IndexPart:
     """Work item: one part of an index."""
 
     number: int
@@ -83,7 +83,7 @@ class PartFiles:
             )
         return without_repetitions(rows)
 
-    def difference(self, number: int) -> tuple[pa.Table, Difference]:
+    def difference(self, number: int) -> tuple[pa.Table, LedgerDifference]:
         """Compare the rows of a part with its ledger; return both."""
         rows, _ = self.rows(number)
         return rows, compare(rows, read_ledger(self.ledger, number))
@@ -103,7 +103,7 @@ class ComparePart:
 
     files: PartFiles
 
-    def __call__(self, item: Part) -> Result:
+    def __call__(self, item: IndexPart) -> Result:
         """Return counts of documents (`new`, `changed`, `unchanged`, `deleted`, `duplicates`) and
         of rows (`rows_in`, `write`, `delete`).
 
@@ -127,19 +127,19 @@ class ComparePart:
 
 
 @dataclass(frozen=True)
-class EmbedPart:
+class EmbedIndexPart:
     """Task: embed the new and changed rows of a part, and write them to a store that several
     processes may write to.
     """
 
     files: PartFiles
-    model: ModelSpec
+    model: IndexModelSpec
     layout: Layout
     table: str
     store: str | None
     """Settings of the store as JSON; None: the job's own process writes."""
 
-    def __call__(self, item: Part | ModelCheck, device: str = "cpu") -> Result:
+    def __call__(self, item: IndexPart | ModelCheck, device: str = "cpu") -> Result:
         """Embed and write; return the numbers of embedded texts, tokens and seconds."""
         if isinstance(item, ModelCheck):
             return check_model(item, self.model, device)
@@ -149,7 +149,7 @@ class EmbedPart:
             settle(self.files, opened(self.store), self.table, item.number, rows, found, result)
         return result
 
-    def _embed(self, number: int, rows: pa.Table, found: Difference, device: str) -> Result:
+    def _embed(self, number: int, rows: pa.Table, found: LedgerDifference, device: str) -> Result:
         wanted = rows.take(pa.array(found.write))
         path = self.files.vectors_path(number)
         tokens = 0
@@ -185,11 +185,11 @@ def _has_rows(path: str, wanted: pa.Table, layout: Layout) -> bool:
 
 def settle(
     files: PartFiles,
-    store: Store,
+    store: VectorStore,
     table: str,
     number: int,
     rows: pa.Table,
-    found: Difference,
+    found: LedgerDifference,
     result: Result,
 ) -> None:
     """Bring store and ledger of a part up to date, and record that it is done; may be repeated.
@@ -214,7 +214,7 @@ def settle(
 
 
 def write_part(
-    store: Store, table: str, number: int, rows: pa.Table | None, delete: Sequence[str]
+    store: VectorStore, table: str, number: int, rows: pa.Table | None, delete: Sequence[str]
 ) -> None:
     """Write and delete rows of one part of a table.
 

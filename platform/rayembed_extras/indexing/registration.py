@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 def register_index(
     before: Manifest | None, after: Manifest, storage: str, tracking_uri: str | None
 ) -> list[str]:
-    """Set the tags of an index, and remove those of versions that no longer embed for it; return
+    """Tag the versions that embed for an index, and untag versions that no longer do; return
     the references of the tagged versions.
 
     A registry that does not answer costs a warning: the index is complete, and its next job sets

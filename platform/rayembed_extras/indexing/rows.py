@@ -35,7 +35,7 @@ DUPLICATE = "same text as another row"
 
 
 @dataclass(frozen=True)
-class Columns:
+class DocumentColumns:
     """Columns of the files that hold a document, with the names under which metadata is stored."""
 
     id: str | None
@@ -52,7 +52,7 @@ class Columns:
 
 
 def metadata_types(
-    columns: Columns, results: Sequence[Result], known: Mapping[str, str] | None = None
+    columns: DocumentColumns, results: Sequence[Result], known: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Return the type of each metadata column over all pieces, by its stored name.
 
@@ -129,7 +129,7 @@ class RowsFile:
 
 
 @dataclass(frozen=True)
-class SendRows:
+class SendToParts:
     """Task of an `exchange`: send the rows of a file to parts, by the hash of the document's id."""
 
     folder: str

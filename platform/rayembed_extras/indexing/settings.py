@@ -65,7 +65,7 @@ class Documents(Settings):
     chunks: Chunks = Chunks()
 
 
-class EmbeddingModel(Settings):
+class IndexModel(Settings):
     """Settings of the model that embeds the documents."""
 
     reference: ModelReference = Field(min_length=1)
@@ -111,7 +111,7 @@ class StoreSettings(Settings):
         return self
 
     def open(self) -> Any:
-        """Connect to the store and return a `store.Store`; loads the client's packages.
+        """Connect to the store and return a `store.VectorStore`; loads the client's packages.
 
         Raises:
             ConfigError: the packages are missing, an address or a password is wrong.
@@ -146,7 +146,7 @@ class IndexRun(Document):
     name: PlainName
     """Name of the index: of its folder below `placement.storage_path`/indexes, and of the alias,
     view or file by which the store's clients find the current table."""
-    model: EmbeddingModel
+    model: IndexModel
     documents: Documents
     store: AnyStore = Field(default={"kind": "parquet"})  # type: ignore[assignment]
     tracking_uri: Reference | None = None

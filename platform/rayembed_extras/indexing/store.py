@@ -35,8 +35,8 @@ class Layout:
 
     @property
     def schema(self) -> pa.Schema:
-        """Schema of the rows that `Store.upsert` takes and `Store.scan` yields; vectors are
-        fixed-size lists: of D float32, float16 or int8, or of ceil(D / 8) uint8 for bits (first
+        """Schema of the rows that `upsert` takes and `scan` yields; vectors are fixed-size
+        lists: of D float32, float16 or int8, or of ceil(D / 8) uint8 for bits (first
         dimension in the highest bit).
         """
         value, width = {
@@ -59,7 +59,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResults:
     """Results of a search: one row for each of Q queries, best first, padded with empty ids."""
 
     ids: list[list[str]]
@@ -68,7 +68,7 @@ class Found:
     """(Q, k) float32, the higher the nearer; -inf where there is no result."""
 
 
-class Store(Protocol):
+class VectorStore(Protocol):
     """A connection to a vector store; a table is one set of vectors of one model.
 
     All methods raise StorageError where the store does not answer or is full, and ConfigError where
@@ -94,7 +94,7 @@ class Store(Protocol):
         ...
 
     def upsert(self, table: str, rows: pa.Table) -> None:
-        """Write rows, replacing those of the same ids; repeating a call changes nothing."""
+        """Write rows, replacing rows with the same ids; repeating a call changes nothing."""
         ...
 
     def delete(self, table: str, ids: Sequence[str]) -> None:
@@ -125,7 +125,7 @@ class Store(Protocol):
 
     def search(
         self, table: str, queries: np.ndarray, k: int, options: Mapping[str, Any] | None = None
-    ) -> Found:
+    ) -> SearchResults:
         """Find the k nearest rows by inner product of unit vectors (cosine), with the store's own
         index.
 

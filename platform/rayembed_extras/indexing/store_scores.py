@@ -25,7 +25,7 @@ from rayembed_extras.indexing.layout import layout_of, loaded_vectors, scale_of,
 from rayembed_extras.indexing.lock import locked_index
 from rayembed_extras.indexing.manifest import folder_of, read_manifest
 from rayembed_extras.indexing.settings import STORES, NumberType
-from rayembed_extras.indexing.store import VECTOR, Layout, Store
+from rayembed_extras.indexing.store import VECTOR, Layout, VectorStore
 
 logger = logging.getLogger(__name__)
 
@@ -242,7 +242,7 @@ class _Work:
         )
         return Layout(own.dimensions, number_type, own.metadata, own.has_text, scale)
 
-    def _draw_queries(self, store: Store, rows: int) -> None:
+    def _draw_queries(self, store: VectorStore, rows: int) -> None:
         """Take stored rows as queries, evenly by their places."""
         wanted = np.linspace(0, max(rows - 1, 0), min(self._request.sample, rows)).round()
         drawn: list[np.ndarray] = []
@@ -264,7 +264,7 @@ class _Work:
             return _DEEPER * k
         return k + bool(self._own)
 
-    def _exact(self, store: Store, number_type: NumberType) -> _Exact:
+    def _exact(self, store: VectorStore, number_type: NumberType) -> _Exact:
         """Search the current table's vectors, as a number type keeps them, exactly."""
         names: list[pa.ChunkedArray] = []
         layout = self._layout_in(number_type)
@@ -300,7 +300,7 @@ class _Work:
 
     def _of_copy(
         self,
-        store: Store,
+        store: VectorStore,
         index: Mapping[str, Any],
         number_type: NumberType,
         exact: _Exact,
@@ -334,7 +334,7 @@ class _Work:
 
     def _searched(
         self,
-        store: Store,
+        store: VectorStore,
         table: str,
         index: str,
         number_type: NumberType,

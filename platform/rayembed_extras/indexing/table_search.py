@@ -10,7 +10,7 @@ import numpy as np
 from rayembed.errors import ConfigError
 from rayembed.registry.indexes import Hit, SearchMode
 from rayembed_extras.indexing.manifest import TableRecord
-from rayembed_extras.indexing.store import Store
+from rayembed_extras.indexing.store import VectorStore
 
 RANK_CONSTANT = 60
 """Constant of reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009)."""
@@ -62,7 +62,7 @@ class WordIndex:
         return [name for _, name in ranked[:k]]
 
 
-def word_index(store: Store, table: str) -> WordIndex:
+def word_index(store: VectorStore, table: str) -> WordIndex:
     """Read the texts of a table, and build their index."""
     from rayembed.search.bm25_library import bm25s
 
@@ -85,7 +85,7 @@ class TableSearch:
     Stores need not take several calls at once, so that one call waits for the other.
     """
 
-    def __init__(self, store: Store, record: TableRecord, *, bm25_rows: int) -> None:
+    def __init__(self, store: VectorStore, record: TableRecord, *, bm25_rows: int) -> None:
         """Open a search; nothing is read.
 
         Args:

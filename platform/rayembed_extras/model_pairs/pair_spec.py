@@ -8,8 +8,7 @@ import numpy as np
 
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.small_vectors import StoredVectors
-from rayembed.config.types import Role, expanded_name
+from rayembed.config.types import Role, StoredVectors, expanded_name
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.model_spec import (
     EmbedTexts,

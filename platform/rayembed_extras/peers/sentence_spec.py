@@ -21,7 +21,7 @@ from rayembed.assets.sentence_modules import (
 )
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest, Prompts
-from rayembed.config.small_vectors import StoredVectors
+from rayembed.config.types import StoredVectors
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.model_spec import (
     SCORES,

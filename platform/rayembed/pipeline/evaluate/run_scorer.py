@@ -10,7 +10,7 @@ from rayembed.assets.storage import join, remove_folder
 from rayembed.config.document import published_values, write_yaml
 from rayembed.config.evaluation import BM25
 from rayembed.config.run import Run
-from rayembed.config.small_vectors import Precision
+from rayembed.config.types import Precision
 from rayembed.display.progress import doing
 from rayembed.evaluation.hybrid import Baselines, baselines_of
 from rayembed.evaluation.plan import task_factories

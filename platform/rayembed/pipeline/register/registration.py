@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 SHARE_TAG = "rayembed.trained_share"
 """Tag of a version: share of the trained model in it, for a card that is written later."""
 COMPATIBLE_TAG = "rayembed.compatible_with"
-"""Old model in whose space the version's vectors lie, so that its index answers new queries."""
+"""Old model in whose space the version's vectors lie."""
 LICENCE_TAG = "rayembed.base_licence"
 """Tag of a training's MLflow run: licence of the base model, read where it lies."""
 
@@ -282,9 +282,7 @@ def put(
         ArtifactError: the model cannot be registered, such as for weights that are not finite.
         TrackingError: MLflow is away or refuses.
     """
-    number = candidate.number
-    if number is None:
-        number = _make_version(candidate, name, open_tracker)
+    number = candidate.number or _make_version(candidate, name, open_tracker)
     version = get_version(client, ModelReference(name, number, None))
     if candidate.new_scores:
         step = candidate.training.global_step if candidate.training else 0
@@ -293,12 +291,10 @@ def put(
     if candidate.new_scores or candidate.folder is not None or card_file is not None:
         training = candidate.training or _training_of(client, version)
         if candidate.training is not None:
-            share = f"{candidate.training.share:g}"
-            client.set_model_version_tag(name, str(number), SHARE_TAG, share)
-            old = candidate.training.run.stages[-1].compatible_with
-            if old is not None and candidate.training.share:
-                place = without_place(old.model)
-                client.set_model_version_tag(name, str(number), COMPATIBLE_TAG, place)
+            tag = partial(client.set_model_version_tag, name, str(number))
+            tag(SHARE_TAG, f"{candidate.training.share:g}")
+            if (old := candidate.training.run.stages[-1].compatible_with) and training.share:
+                tag(COMPATIBLE_TAG, without_place(old.model))
         dimensions = int((model_settings(client, version).get("dimensions") or [0])[0])
         card_of = partial(_plain_card, candidate, name, dimensions)
         if training is not None:

@@ -39,7 +39,7 @@ from rayembed.assets.storage import (
 from rayembed.errors import ArtifactError, ConfigError, StorageError
 from rayembed.machine.quantisation import to_bits
 from rayembed.search.faiss_library import require_faiss
-from rayembed_extras.indexing.store import VECTOR, Found, Layout
+from rayembed_extras.indexing.store import VECTOR, Layout, SearchResults
 from rayembed_extras.indexing.stores.faiss_file import FaissStore
 from rayembed_extras.indexing.stores.faiss_indexes import last_line, new_index, set_options
 from rayembed_extras.indexing.stores.layouts import (
@@ -87,7 +87,7 @@ class _Opened(NamedTuple):
 
 
 class FaissTables:
-    """FAISS files in a folder or bucket, a `store.Store`."""
+    """FAISS files in a folder or bucket, a `store.VectorStore`."""
 
     has_parallel_writers: ClassVar[bool] = False
 
@@ -120,7 +120,7 @@ class FaissTables:
             self._write_state(table, _State(layout, 0, [], None, {}))
 
     def upsert(self, table: str, rows: pa.Table) -> None:
-        """Write rows to a file of their own, which replace those of the same ids."""
+        """Write rows to a file of their own; they replace rows with the same ids."""
         rows = checked_rows(table, rows, self._state(table).layout)
         if rows.num_rows:
             self._add(table, "rows", rows)
@@ -159,11 +159,11 @@ class FaissTables:
         self._remove_others(table, state)
 
     def count(self, table: str) -> int:
-        """Count the rows of a table, with those of calls since `finish`."""
+        """Count the rows of a table, also rows written since `finish`."""
         return sum(len(kept) for _, kept, _ in self._kept(table, self._state(table)))
 
     def scan(self, table: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Yield all rows in batches, with those of calls since `finish`."""
+        """Yield all rows in batches, also rows written since `finish`."""
         state = self._state(table)
         names = state.layout.schema.names if columns is None else list(columns)
         for file, kept, _ in self._kept(table, state):
@@ -181,7 +181,7 @@ class FaissTables:
 
     def search(
         self, table: str, queries: np.ndarray, k: int, options: Mapping[str, Any] | None = None
-    ) -> Found:
+    ) -> SearchResults:
         """Find the k nearest of the rows at the last `finish`, by inner product, or for bits by
         equal signs.
 
@@ -285,7 +285,7 @@ class FaissTables:
             over.update(ids)
 
     def _remove_others(self, table: str, state: _State) -> None:
-        """Remove the files that no longer count, also those of a killed `finish`."""
+        """Remove the files that no longer count, also files of a killed `finish`."""
         wanted = {*state.rows, "table.json", f"{state.built}.index", f"{state.built}.ids"}
         for file in list_files(self._folder.path(table), recursive=False):
             number = file.partition(".")[0]

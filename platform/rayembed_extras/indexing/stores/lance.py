@@ -35,7 +35,7 @@ from rayembed.errors import (
 )
 from rayembed.machine.quantisation import to_bits
 from rayembed_extras.indexing.settings import NumberType, StoreSettings
-from rayembed_extras.indexing.store import VECTOR, Found, Layout
+from rayembed_extras.indexing.store import VECTOR, Layout, SearchResults
 from rayembed_extras.indexing.stores.layouts import (
     check_layout,
     checked_queries,
@@ -89,7 +89,7 @@ class LanceStore(StoreSettings):
 
 
 class LanceTables:
-    """LanceDB tables in a folder or bucket, a `store.Store`."""
+    """LanceDB tables in a folder or bucket, a `store.VectorStore`."""
 
     has_parallel_writers: ClassVar[bool] = True
 
@@ -146,7 +146,7 @@ class LanceTables:
             lance.write_dataset(empty, self._uri(table), storage_options=self._options())
 
     def upsert(self, table: str, rows: pa.Table) -> None:
-        """Write rows in one commit, replacing those of the same ids."""
+        """Write rows in one commit, replacing rows with the same ids."""
         rows = checked_rows(table, rows, self._layout(table))
         if not rows.num_rows:
             return
@@ -238,7 +238,7 @@ class LanceTables:
 
     def search(
         self, table: str, queries: np.ndarray, k: int, options: Mapping[str, Any] | None = None
-    ) -> Found:
+    ) -> SearchResults:
         """Find the k nearest rows by cosine, or for bits by equal signs, through Lance's index.
 
         Args:
@@ -377,7 +377,7 @@ class LanceTables:
 
     @contextmanager
     def _answers(self, table: str) -> Iterator[None]:
-        """Raise Lance's errors as those of a store."""
+        """Convert Lance's errors to a store's errors."""
         path = self._folder.path(table)
         try:
             yield

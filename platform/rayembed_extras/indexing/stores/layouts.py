@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed_extras.indexing.store import VECTOR, Found, Layout
+from rayembed_extras.indexing.store import VECTOR, Layout, SearchResults
 
 
 def layout_values(layout: Layout) -> dict[str, Any]:
@@ -98,11 +98,11 @@ def checked_queries(table: str, queries: np.ndarray, dimensions: int) -> np.ndar
     return np.ascontiguousarray(queries, np.float32)
 
 
-def padded(found: Sequence[tuple[Sequence[str], np.ndarray]], k: int) -> Found:
+def padded(found: Sequence[tuple[Sequence[str], np.ndarray]], k: int) -> SearchResults:
     """Results of Q queries, each at most k ids and their scores, best first, as `Found`."""
     scores = np.full((len(found), k), -np.inf, np.float32)
     ids: list[list[str]] = []
     for row, (of_query, values) in enumerate(found):
         scores[row, : len(of_query)] = values
         ids.append([*of_query, *[""] * (k - len(of_query))])
-    return Found(ids, scores)
+    return SearchResults(ids, scores)

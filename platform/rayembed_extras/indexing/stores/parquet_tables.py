@@ -32,7 +32,7 @@ from rayembed.errors import ConfigError, PlacementError
 from rayembed.machine.quantisation import from_bits, to_bits
 from rayembed.search.exact import top_k
 from rayembed_extras.indexing.layout import ARROW_TYPES, arrow_types, loaded_vectors
-from rayembed_extras.indexing.store import VECTOR, Found, Layout
+from rayembed_extras.indexing.store import VECTOR, Layout, SearchResults
 from rayembed_extras.indexing.stores.layouts import checked_queries, checked_rows
 from rayembed_extras.indexing.stores.row_lookup import rows_of_ids
 
@@ -41,7 +41,7 @@ _LAYOUT = "_layout.json"
 
 
 class ParquetTables:
-    """Tables of Parquet files in a folder; a `store.Store`."""
+    """Tables of Parquet files in a folder; a `store.VectorStore`."""
 
     has_parallel_writers: ClassVar[bool] = True
 
@@ -124,14 +124,14 @@ class ParquetTables:
 
     def search(
         self, table: str, queries: np.ndarray, k: int, options: Mapping[str, Any] | None = None
-    ) -> Found:
+    ) -> SearchResults:
         """Find the k nearest rows exactly, reading one file of vectors at a time."""
         if options:
             raise ConfigError(f"the store parquet has no options of a search, not {dict(options)}")
         layout = self.layout(table)
         queries = checked_queries(table, queries, layout.dimensions)
         if not len(queries):
-            return Found([], np.empty((0, k), np.float32))
+            return SearchResults([], np.empty((0, k), np.float32))
         if layout.number_type == "bits":  # by the number of equal signs, as other stores do
             queries = from_bits(to_bits(queries), layout.dimensions)
         files = self._files(table)
@@ -152,7 +152,7 @@ class ParquetTables:
             if here.any():
                 column = np.array(self._read(table, name, ["id"])["id"].to_pylist(), dtype=object)
                 ids[here] = column[places[here] - first]
-        return Found(ids.tolist(), scores)
+        return SearchResults(ids.tolist(), scores)
 
     def point(self, name: str, table: str) -> None:
         """Write the small file that names the current table."""

@@ -18,7 +18,7 @@ from psycopg import errors, sql
 
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.machine.quantisation import to_bits
-from rayembed_extras.indexing.store import Found, Layout
+from rayembed_extras.indexing.store import Layout, SearchResults
 from rayembed_extras.indexing.stores import layouts, pgvector_columns
 from rayembed_extras.indexing.stores.pgvector import PgvectorStore
 from rayembed_extras.indexing.stores.pgvector_connection import (
@@ -180,7 +180,7 @@ class Pgvector:
 
     def search(
         self, table: str, queries: np.ndarray, k: int, options: Mapping[str, Any] | None = None
-    ) -> Found:
+    ) -> SearchResults:
         """Find the k nearest rows; `options`: `ef_search`, `probes`, other parameters by their full
         names, and `exact`, which uses no index. Scores of bits are 1 - 2 × the share of bits that
         differ.

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from qdrant_client import QdrantClient, models
 
 from rayembed.errors import ArtifactError, ConfigError, StorageError
-from rayembed_extras.indexing.store import VECTOR, Found, Layout
+from rayembed_extras.indexing.store import VECTOR, Layout, SearchResults
 from rayembed_extras.indexing.stores import layouts
 from rayembed_extras.indexing.stores.json_values import as_json, from_json
 from rayembed_extras.indexing.stores.qdrant import QdrantStore
@@ -168,7 +168,7 @@ class QdrantTables:
 
     def search(
         self, table: str, queries: np.ndarray, k: int, options: Mapping[str, Any] | None = None
-    ) -> Found:
+    ) -> SearchResults:
         """Find the k nearest points; `options`: Qdrant's `SearchParams`, such as `hnsw_ef`."""
         layout = self._layout(table)
         queries = layouts.checked_queries(table, queries, layout.dimensions)
