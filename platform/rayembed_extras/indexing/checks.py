@@ -176,7 +176,7 @@ def check_wanted(run: IndexRun, manifest: Manifest | None, *, update: bool) -> N
     store = run.store
     changed = {
         name: value
-        for name, value in store.model_dump(mode="json", exclude=store.changeable).items()
+        for name, value in store.model_dump(mode="json", exclude={*store.changeable}).items()
         if value != manifest.store.get(name)
     }
     if changed:

@@ -292,8 +292,8 @@ def put(
         training = candidate.training or _training_of(client, version)
         if candidate.training is not None:
             tag = partial(client.set_model_version_tag, name, str(number))
-            tag(SHARE_TAG, f"{candidate.training.share:g}")
-            if (old := candidate.training.run.stages[-1].compatible_with) and training.share:
+            tag(SHARE_TAG, f"{(trained := candidate.training).share:g}")
+            if (old := trained.run.stages[-1].compatible_with) and trained.share:
                 tag(COMPATIBLE_TAG, without_place(old.model))
         dimensions = int((model_settings(client, version).get("dimensions") or [0])[0])
         card_of = partial(_plain_card, candidate, name, dimensions)
