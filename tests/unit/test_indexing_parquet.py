@@ -23,7 +23,7 @@ def rows_of(ids, seed=0):
         "vector": stored_vectors(vectors, "float32"),
         "id": list(ids),
         "document": list(ids),
-        "chunk": [0] * len(ids),
+        "chunk": pa.array([0] * len(ids), pa.int32()),
         "text": [f"text {name} {seed}" for name in ids],
         "year": [seed] * len(ids),
     }

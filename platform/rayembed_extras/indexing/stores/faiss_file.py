@@ -1,13 +1,11 @@
 """Vector store `faiss`: an index file of FAISS, with ids and rows beside it in Parquet."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from rayembed.config.table import load
 from rayembed.config.types import Reference
 from rayembed.search.faiss_library import require_faiss
 from rayembed_extras.indexing.settings import NumberType, StoreSettings
-
-if TYPE_CHECKING:
-    from rayembed_extras.indexing.stores.faiss_tables import FaissTables
 
 
 class FaissStore(StoreSettings):
@@ -26,9 +24,7 @@ class FaissStore(StoreSettings):
     """Folder, or `s3://…`, `gs://…`, of the tables. None: where `rayembed index` puts them, below
     `placement.storage_path`."""
 
-    def open(self) -> "FaissTables":
+    def open(self) -> Any:
         """Open the folder of tables."""
         require_faiss("files of the store faiss")
-        from rayembed_extras.indexing.stores.faiss_tables import FaissTables
-
-        return FaissTables(self)
+        return load("rayembed_extras.indexing.stores.faiss_tables:FaissTables")(self)

@@ -2,16 +2,14 @@
 
 import os
 import re
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
+from rayembed.config.table import load
 from rayembed.config.types import Reference
 from rayembed.errors import ConfigError, require_packages
 from rayembed_extras.indexing.settings import NumberType, StoreSettings
-
-if TYPE_CHECKING:
-    from rayembed_extras.indexing.stores.pgvector_tables import Pgvector
 
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 _OPTION = re.compile(r"[a-z][a-z0-9_]*")
@@ -79,12 +77,10 @@ class PgvectorStore(StoreSettings):
         check_index(self.index)
         return self
 
-    def open(self) -> "Pgvector":
+    def open(self) -> Any:
         """Connect to the database."""
         require_packages("the store pgvector", "indexes", *self.packages)
-        from rayembed_extras.indexing.stores.pgvector_tables import Pgvector
-
-        return Pgvector(self)
+        return load("rayembed_extras.indexing.stores.pgvector_tables:Pgvector")(self)
 
     def password(self) -> str | None:
         """Read the password from the environment; None: libpq looks for one itself.

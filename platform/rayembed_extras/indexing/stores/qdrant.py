@@ -1,17 +1,15 @@
 """Vector store `qdrant`: a Qdrant server, or its client's local mode in a folder."""
 
 import os
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
+from rayembed.config.table import load
 from rayembed.config.types import Reference
 from rayembed.errors import ConfigError, require_packages
 from rayembed_extras.indexing.settings import NumberType, StoreSettings
 from rayembed_extras.indexing.stores.pgvector import environment_name
-
-if TYPE_CHECKING:
-    from rayembed_extras.indexing.stores.qdrant_tables import QdrantFolder, QdrantServer
 
 INSTEAD = {
     "int8": "{scalar: {type: int8, always_ram: true}}",
@@ -76,12 +74,11 @@ class QdrantStore(StoreSettings):
         """Whether a server has the collections, not a folder."""
         return self.to.startswith(("http://", "https://"))
 
-    def open(self) -> "QdrantServer | QdrantFolder":
+    def open(self) -> Any:
         """Connect to the server, or open the folder."""
         require_packages("the store qdrant", "indexes", *self.packages)
-        from rayembed_extras.indexing.stores.qdrant_tables import QdrantFolder, QdrantServer
-
-        return QdrantServer(self) if self.is_server else QdrantFolder(self)
+        client = "QdrantServer" if self.is_server else "QdrantFolder"
+        return load(f"rayembed_extras.indexing.stores.qdrant_tables:{client}")(self)
 
     def key(self) -> str | None:
         """Read the API key from the environment; None: the server asks for none.
