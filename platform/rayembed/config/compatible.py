@@ -18,6 +18,11 @@ MAX_LENGTH = 512
 another number."""
 
 
+WEIGHT = 20.0
+"""Weight of the distance where a stage's InfoNCE had none beside it. Cosines stand in InfoNCE
+divided by its temperature, so with 0.05 this makes both gradients of one size."""
+
+
 class OldModel(Settings):
     """Settings of the old model with which a trained model stays compatible; the reference alone
     stands for it with the other settings at their defaults.
@@ -27,7 +32,7 @@ class OldModel(Settings):
     """Asset reference or registered model (`models:/name@alias`) that embedded the index."""
     weight: PositiveFloat | None = None
     """Factor of the distance to the old vectors, where InfoNCE has 1. It is stored as its inverse,
-    `loss.infonce_weight`; None: as that says."""
+    `loss.infonce_weight`; None: as that says, or 20 where the loss is `infonce`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -53,6 +58,7 @@ def with_old_model(values: Any) -> Any:
     kind = loss.setdefault("kind", LOSSES.default)
     if kind == "infonce":
         loss["kind"] = kind = DISTILLATION
+        loss["infonce_weight"] = 1 / WEIGHT
         if "temperature" in loss:
             loss["infonce_temperature"] = loss.pop("temperature")
     if kind != DISTILLATION or "model" not in old:
