@@ -161,7 +161,9 @@ def test_a_narrower_old_model_is_met_by_the_first_components():
     without = compatible_stage("old", loss | {"dimensions": [3]}).loss
     with pytest.raises(ConfigError, match=r"vectors have 8 dimensions and those .* 5; .*loss.dim"):
         without.initial_parameters(Widths(8, (5,)))
-    with pytest.raises(ConfigError, match=r"8 dimensions and those of the stage's teachers 13"):
+    with pytest.raises(
+        ConfigError, match=r"8 dimensions and those of the stage's teachers have 13"
+    ):
         without.initial_parameters(Widths(8, (13,)))
 
 
@@ -246,7 +248,9 @@ def test_an_old_model_of_another_width_is_refused_before_data_is_prepared(folder
     wide = save_encoder(folder / "wide", hidden_size=64)
     monkeypatch.setattr("rayembed.pipeline.run.train.prepare", lambda *_: pytest.fail("work began"))
     run = own_run(folder, *STEPS, "name=unfit", f"{STAGE}.compatible_with={wide}")
-    with pytest.raises(ConfigError, match=r"vectors have 32 dimensions and those .* teachers 64"):
+    with pytest.raises(
+        ConfigError, match=r"vectors have 32 dimensions and those .* teachers have 64"
+    ):
         train(run)
 
 

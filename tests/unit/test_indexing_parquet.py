@@ -23,11 +23,12 @@ def rows_of(ids, seed=0):
         "vector": stored_vectors(vectors, "float32"),
         "id": list(ids),
         "document": list(ids),
-        "chunk": pa.array([0] * len(ids), pa.int32()),
+        "chunk": [0] * len(ids),
         "text": [f"text {name} {seed}" for name in ids],
         "year": [seed] * len(ids),
     }
-    return pa.table(columns), vectors
+    schema = pa.schema([LAYOUT.schema.field(name) for name in columns])
+    return pa.table(columns, schema=schema), vectors
 
 
 @pytest.fixture

@@ -161,7 +161,7 @@ def test_the_gate_asks_for_each_index_and_refuses_the_champion(client, table):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--index-ready", "docs"], "gates apply to a promotion only"),
+        (["--index-ready", "docs"], "apply to a promotion only; add"),
         (["--promote", "--compatible", "0.9", "--require", "mean>=0"], "--compatible applies to"),
         (["--promote", "--index-ready", "docs", "--compatible", "97"], "must be a share above 0"),
         (["--promote"], "--index-ready INDEX"),

@@ -56,8 +56,6 @@ class _Asked(NamedTuple):
 def _read(args: argparse.Namespace) -> Any:
     if args.k < 1 or args.sample < 1:
         raise ConfigError("--k and --sample must be at least 1")
-    if args.queries is not None and not exists(args.queries):
-        raise ConfigError(f"--queries {args.queries!r}: there is no such file or folder")
     number_types = tuple(dict.fromkeys(args.number_type))
     if unknown := [name for name in number_types if name not in get_args(NumberType)]:
         raise ConfigError(
@@ -96,6 +94,8 @@ def _measure(read: Any, context: JobContext) -> None:
     from rayembed_extras.indexing.store_scores_report import print_report
 
     asked = _asked(read)
+    if asked.queries is not None and not exists(asked.queries):
+        raise ConfigError(f"--queries {asked.queries!r}: there is no such file or folder")
     judged = None if asked.queries is None else read_queries(asked.queries, asked.split)
     print_report(asked.request.storage, measure(asked.request, judged), context.out)
 

@@ -88,7 +88,8 @@ def _check_combination(args: argparse.Namespace, gates: Gates) -> None:
         )
     if not args.promote and (named or args.again):
         raise ConfigError(
-            "--require, --better-than and --again apply to a promotion only; add --promote"
+            "--require, --better-than, --index-ready and --again apply to a promotion only; add "
+            "--promote"
         )
     if args.tolerance is not None and gates.better_than is None:
         raise ConfigError(f"--tolerance applies to --better-than; add --better-than {CHAMPION}")
