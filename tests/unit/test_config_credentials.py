@@ -84,6 +84,16 @@ PLAIN_TEXTS_OF = {
         *("CalibrationConfig.documents", "CalibrationConfig.queries", "CpuGraph.skip"),
         *("CompressionPlacement.registered_model", "Quantised.skip"),
     },
+    "index_upgrades": {"UpgradeRun.store_index"},
+    "indexing": {
+        *("Documents.metadata", "PgvectorStore.schema_name", "QdrantStore.payload_indexes"),
+        "StoreSettings.index",
+        # Of a record that jobs write, from settings that are checked.
+        *("MadeBy.dtype", "MadeBy.number_type", "MadeBy.weights", "Manifest.before"),
+        *("Manifest.current", "Manifest.name", "Manifest.store", "TableRecord.adapter"),
+        *("TableRecord.counts", "TableRecord.documents", "TableRecord.metadata"),
+        *("TableRecord.table", "TableRecord.updated"),
+    },
     "pruning": {"Pruning.skip"},
     "serving": {"ServingConfig.api_key_env", "host"},
     "sources": {"subset", "task"},

@@ -2,7 +2,6 @@
 
 indexes/<name>/index.json        the current table and those before it, see `Manifest`
                <table>/…         hashes of the rows of each part (the ledger) and results of parts
-               claims/           lease of the job that works on the index
 """
 
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from pydantic import Field
 from rayembed.assets.json_files import read_json, write_json
 from rayembed.assets.storage import exists, join
 from rayembed.config.settings import Settings, parse
+from rayembed.config.types import Reference
 from rayembed.errors import ArtifactError
 
 FORMAT = 1
@@ -22,7 +22,7 @@ FORMAT = 1
 class MadeBy(Settings):
     """Model and settings that decide the vectors of a table."""
 
-    reference: str
+    reference: Reference
     """Model as it was named, with the version that an alias stood for."""
     weights: str
     """Fingerprint of the model's weights and tokenizer."""

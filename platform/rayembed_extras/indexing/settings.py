@@ -9,7 +9,7 @@ from rayembed.config.document import Document
 from rayembed.config.settings import Settings
 from rayembed.config.sources import DEFAULT_REJECTED_SHARE, Column
 from rayembed.config.table import SettingsTable
-from rayembed.config.types import ModelReference, PlainName, Reference
+from rayembed.config.types import FileName, ModelReference, PlainName, Reference
 
 NumberType = Literal["float32", "float16", "int8", "bits"]
 """Number type in which a store keeps vectors: `int8` has one code a dimension, `bits` one bit."""
@@ -53,9 +53,9 @@ class Documents(Settings):
     """Columns that are stored beside the vectors, for filters and display."""
     store_text: bool = True
     """Whether the store also keeps the text."""
-    delimiter: str | None = None
+    delimiter: str | None = Field(default=None, min_length=1, max_length=1)
     """Delimiter of CSV and TSV cells; None: by the file's ending."""
-    encoding: str | None = None
+    encoding: FileName | None = None
     """Encoding of all files but Parquet; None: UTF-8."""
     max_rejected_share: float = Field(default=DEFAULT_REJECTED_SHARE, ge=0.0, le=1.0)
     """Share of rows without a usable document above which the job is refused."""
