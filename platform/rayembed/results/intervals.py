@@ -183,19 +183,18 @@ def _of_random_choices(
     values: np.ndarray, taken: int, generator: np.random.Generator
 ) -> np.ndarray:
     """(draws,) means of random choices of `taken` values, less the mean of all."""
-    count = len(values)
+    count, means = len(values), np.empty(_DRAWS)
     distinct, numbers = np.unique(values, return_counts=True)
     if len(distinct) < count / _FEW:
         drawn = generator.multivariate_hypergeometric(numbers, taken, _DRAWS, method="marginals")
-        means: np.ndarray = drawn @ distinct / taken
-        return means - values.mean()
-    means = np.empty(_DRAWS)
+        means[:] = drawn @ distinct / taken - values.mean()
+        return means
     at_once = max(1, _ENTRIES_AT_ONCE // count)
     for start in range(0, _DRAWS, at_once):
         size = min(at_once, _DRAWS - start)
         shuffled = generator.permuted(np.tile(values, (size, 1)), axis=1)
-        means[start : start + size] = shuffled[:, :taken].mean(axis=1)
-    return means - values.mean()
+        means[start : start + size] = shuffled[:, :taken].mean(axis=1) - values.mean()
+    return means
 
 
 class _Draws:
