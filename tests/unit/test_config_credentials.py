@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import pkgutil
+import re
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def classes_of_settings() -> list[type[Settings]]:
         importlib.import_module(f"rayembed.config.{module.name}")
     for package in COMPANIONS:
         for path in (PLATFORM / package).rglob("*.py"):
-            if "Settings)" in path.read_text():
+            if re.search(r"(Settings|Document)\)", path.read_text()):
                 name = ".".join(path.relative_to(PLATFORM).with_suffix("").parts)
                 importlib.import_module(name)
     found = list(Settings.__subclasses__())
