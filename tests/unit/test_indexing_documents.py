@@ -164,7 +164,7 @@ def test_dates_come_through_and_objects_are_refused(tmp_path):
     [
         (["text"], "'text' would be stored as 'text': the store has a column of that name"),
         (["a.b", "a_b"], "'a_b' would be stored as 'a_b': given twice"),
-        (["yaer"], "did you mean 'year'"),
+        (["years"], "did you mean 'year'"),
     ],
 )
 def test_metadata_columns_are_checked_first(tmp_path, columns, message):
