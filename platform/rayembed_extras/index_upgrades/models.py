@@ -1,6 +1,5 @@
 """Load the old and the new model of an upgrade, embed texts with them, and measure the rate."""
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -85,18 +84,12 @@ class UpgradeModel:
         return sum(map(cost, made)) / len(made)
 
 
-def stated_registry(tracking_uri: str | None) -> str | None:
-    """Stated MLflow address of an upgrade; None: the SQLite file in the storage."""
-    return tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-
-
 def _resolved(reference: str, storage: str, tracking_uri: str | None) -> str | None:
     from rayembed.registry.tracking_uri import resolve_tracking_uri
 
-    uri = stated_registry(tracking_uri)
-    if reference.startswith("models:/"):
-        uri = resolve_tracking_uri(uri, storage, make_folder=False)
-    return uri
+    if not reference.startswith("models:/"):
+        return tracking_uri
+    return resolve_tracking_uri(tracking_uri, storage, make_folder=False)
 
 
 def fixed_reference(reference: str, storage: str, tracking_uri: str | None) -> str:

@@ -28,7 +28,6 @@ from rayembed_extras.index_upgrades.models import (
     fixed_reference,
     load_upgrade_model,
     model_folder,
-    stated_registry,
     weights_of,
 )
 from rayembed_extras.index_upgrades.price import RoadPrice, price_roads, vector_bytes
@@ -150,7 +149,7 @@ def register_upgrade(run: UpgradeRun, storage: str, before: Manifest) -> None:
         before: record of the index before the job.
     """
     after = known_index(storage, run.name)
-    register_index(before, after, storage, stated_registry(run.tracking_uri))
+    register_index(before, after, storage, run.tracking_uri)
 
 
 def _check(run: UpgradeRun, storage: str, road: Road | None) -> _Checked:
