@@ -162,7 +162,7 @@ def test_what_fails_is_told_and_stops_nothing_else(cluster):
     assert "Broken: KeyError: \"column 'label'\"" in str(done["Broken"].error)
     lost = evaluate(Deadly(), None, Workers(tries=2), ["MockSTSTask"])["MockSTSTask"]
     assert isinstance(lost.error, WorkerError)
-    assert "2 workers died while they embedded the same texts" in str(lost.error)
+    assert "2 workers died over the same texts" in str(lost.error)
 
 
 def test_models_and_clusters_that_will_not_do_are_refused_before_any_task(cluster):

@@ -59,7 +59,7 @@ def test_killed_processes_change_nothing(cluster, tmp_path, monkeypatch):
     placement = {"storage_path": str(tmp_path / "there"), "runtime": "ray"}
     made, found = build(settings(tmp_path / "there", model, path, placement=placement))
     assert sorted(mark.name for mark in marks.iterdir()) == [
-        *("ComparePart", "EmbedPart", "ReadDocuments", "SendRows")
+        *("ComparePart", "EmbedIndexPart", "ReadIndexDocuments", "SendToParts")
     ]
     assert found == expected
     assert (made.counts["new"], made.counts["in"]) == (45, 45)

@@ -21,6 +21,7 @@ from rayembed_extras.index_upgrades.job import run_upgrade_job
 from rayembed_extras.index_upgrades.settings import UpgradeRun
 from rayembed_extras.index_upgrades.switch import adapter_for, known_index, roll_back
 from rayembed_extras.indexing.build import build_index
+from rayembed_extras.indexing.layout import layout_of
 from rayembed_extras.indexing.manifest import changed_table, read_manifest, write_manifest
 from rayembed_extras.indexing.settings import IndexRun
 from rayembed_extras.indexing.stores.parquet import ParquetStore
@@ -247,6 +248,39 @@ def test_a_half_filled_table_can_be_dropped(index, tmp_path, monkeypatch, capsys
     done = upgrades.upgrade(run_of(values), "backfill")
     assert store.names == {"docs": "docs_2"}, "what was filled needs the switch alone"
     assert "docs refers to docs_2" in done.lines[-1]
+
+
+def test_a_backfill_stopped_before_the_switch_takes_later_updates_along(
+    made, index, tmp_path, monkeypatch
+):
+    """The index's ids are of another column than those read out of the store."""
+    values, store = index[1], MemoryStore()
+    monkeypatch.setattr(ParquetStore, "open", lambda self: store)
+    rows = [json.loads(line) for line in (made / "documents.jsonl").read_text().splitlines()]
+    file = tmp_path / "named.jsonl"
+    file.write_text("".join(json.dumps({**row, "name": row["id"]}) + "\n" for row in rows))
+    run = index_run(made, tmp_path / "named", path=str(file), id="name")
+    build_index(run)
+    values = {**values, "placement": placement(tmp_path / "named")}
+    with monkeypatch.context() as patched:
+        patched.setattr(backfills, "point", None)
+        with pytest.raises(TypeError):
+            upgrades.upgrade(run_of(values), "backfill")
+    file.write_text("".join(json.dumps({**row, "name": row["id"]}) + "\n" for row in rows[1:]))
+    build_index(run, update=True)
+    upgrades.upgrade(run_of(values), "backfill")
+    assert store.names == {"docs": "docs_2"}
+    assert store.count("docs_2") == COUNT - 1, "the document that went since is not back"
+    kept = read_manifest(str(tmp_path / "named"), "docs").tables["docs_2"]
+    assert kept.documents["id"] == "name", "updates go on by the files' column"
+
+
+def test_a_table_of_another_program_is_not_dropped(index, tmp_path, capsys):
+    store, values = index
+    upgrades.upgrade(run_of(values), "backfill")
+    store.create("docs_2024", layout_of(read_manifest(str(tmp_path), "docs").tables["docs_1"]))
+    assert command(values, "--name docs --drop", capsys)[1] == "Dropped    docs_1\n"
+    assert store.tables("docs") == ["docs_2", "docs_2024"]
 
 
 def test_bad_input_is_refused_before_a_model_is_loaded(made, index, tmp_path, monkeypatch):

@@ -19,10 +19,13 @@ from index_engines import (
     settings_of,
     unit_vectors,
 )
+from made_up_index import documents, settings, write
 from s3_server import BUCKET, s3_server
+from tiny_folders import save_biencoder
 
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, ConfigError, StorageFullError
+from rayembed_extras.indexing.build import build_index
 from rayembed_extras.indexing.settings import STORES
 from rayembed_extras.indexing.stores import faiss_tables
 
@@ -246,3 +249,15 @@ def test_settings_that_fail_on_the_rows_are_told(tmp_path: Path) -> None:
             query = unit_vectors(np.random.default_rng(0), 1)
             with pytest.raises(ConfigError, match="probings"):
                 store.search("docs_1", query, 3, {"probings": 9})
+
+
+def test_an_update_keeps_the_index_of_the_store(tmp_path: Path) -> None:
+    save_biencoder(tmp_path / "model")
+    path = write(tmp_path / "docs.jsonl", documents(20))
+    store = {"kind": "faiss", "index": {"factory": "HNSW16"}}
+    run = settings(tmp_path / "out", tmp_path / "model", path, store=store)
+    made = build_index(run)
+    assert made.manifest.store["index"] == {"factory": "HNSW16"}
+    plain = run.model_copy(update={"store": run.store.model_copy(update={"index": {}})})
+    again = build_index(plain, update=True)
+    assert again.manifest.store["index"] == again.store.index == {"factory": "HNSW16"}

@@ -8,13 +8,12 @@ import logging
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayembed.assets.arrow_files import parquet_bytes, read_sealed
-from rayembed.assets.storage import exists, join, remove_folder, write_atomic
+from rayembed.assets.storage import exists, join, read_bytes, remove_folder, write_atomic
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, DataError
 from rayembed_extras.index_upgrades.settings import UpgradeRun
@@ -83,7 +82,7 @@ def backfill(run: UpgradeRun, storage: str, weights: str) -> tuple[str, ...]:
     table = index.next_table(weights)
     source = join(index.folder, table, "source")
     if run.documents is None:
-        if not exists(join(source, _WHOLE)):
+        if not _is_written(index, source):
             _write_documents(index, source)
         documents = _documents_of_store(index.record, source)
     else:
@@ -99,7 +98,10 @@ def backfill(run: UpgradeRun, storage: str, weights: str) -> tuple[str, ...]:
             "dtype": run.dtype,
         },
         "documents": documents.model_dump(mode="json"),
-        "store": {**index.manifest.store, "index": run.store_index},
+        "store": {
+            **index.manifest.store,
+            "index": run.store_index or index.manifest.store.get("index", {}),
+        },
         "tracking_uri": run.tracking_uri,
         "rows_per_part": run.rows_per_part,
         "placement": run.placement.model_dump(mode="json"),
@@ -121,18 +123,22 @@ def backfill(run: UpgradeRun, storage: str, weights: str) -> tuple[str, ...]:
 
 
 def _settled(storage: str, run: UpgradeRun, table: str, former: TableRecord) -> OpenIndex:
-    """Open the index, and record the former table's documents settings for the new table, so that
-    updates go on by the same settings.
+    """Open the index, and record the queries' instruction of the new table.
+
+    Raises:
+        DataError: the former table was updated after its documents were read.
     """
     manifest = read_manifest(storage, run.name)
     assert manifest is not None
-    changes: dict[str, Any] = {"documents": former.documents}
-    if run.query_instruction is not None:
-        record = manifest.tables[table]
-        changes["made_by"] = record.made_by.model_copy(
-            update={"query_instruction": run.query_instruction}
+    if manifest.tables[manifest.current or ""].updated != former.updated:
+        raise DataError(
+            f"the index {run.name!r} was updated while {table} was filled, so {table} lacks those "
+            "changes; start the same command again, which embeds them"
         )
-    write_manifest(storage, changed_table(manifest, table, **changes))
+    if run.query_instruction is not None:
+        made_by = manifest.tables[table].made_by
+        made_by = made_by.model_copy(update={"query_instruction": run.query_instruction})
+        write_manifest(storage, changed_table(manifest, table, made_by=made_by))
     return open_index(storage, run.name)
 
 
@@ -146,6 +152,17 @@ def _documents_of_store(record: TableRecord, folder: str) -> Documents:
     kept = bool(record.documents.get("store_text", True))
     values = {"path": join(folder, "*.parquet"), "id": "id", "text": "text"}
     return parse(Documents, {**values, "metadata": metadata, "store_text": kept})
+
+
+def _state_of(index: OpenIndex) -> bytes:
+    """Table and time of its last update, to which documents out of the store belong."""
+    return f"{index.table} {index.record.updated}".encode()
+
+
+def _is_written(index: OpenIndex, folder: str) -> bool:
+    """Whether the folder has the documents of the store as they are now."""
+    path = join(folder, _WHOLE)
+    return exists(path) and read_bytes(path) == _state_of(index)
 
 
 def _write_documents(index: OpenIndex, folder: str) -> None:
@@ -176,7 +193,7 @@ def _write_documents(index: OpenIndex, folder: str) -> None:
             f"{index.record.rows:,}: the table was changed by another program; name the files "
             "of the documents: --documents PATH"
         )
-    write_atomic(join(folder, _WHOLE), b"")
+    write_atomic(join(folder, _WHOLE), _state_of(index))
     logger.info("%s documents are read from the store", f"{rows:,}")
 
 

@@ -84,7 +84,8 @@ class UpgradeModel:
         return sum(map(cost, made)) / len(made)
 
 
-def _resolved(reference: str, storage: str, tracking_uri: str | None) -> str | None:
+def registry_of(reference: str, storage: str, tracking_uri: str | None) -> str | None:
+    """MLflow address in which a model reference is looked up."""
     from rayembed.registry.tracking_uri import resolve_tracking_uri
 
     if not reference.startswith("models:/"):
@@ -96,7 +97,7 @@ def fixed_reference(reference: str, storage: str, tracking_uri: str | None) -> s
     """Replace an alias of a registered model by its version; other references stay unchanged."""
     from rayembed.registry.registered_model import pinned_reference
 
-    return pinned_reference(reference, _resolved(reference, storage, tracking_uri))
+    return pinned_reference(reference, registry_of(reference, storage, tracking_uri))
 
 
 def model_folder(reference: str, storage: str, tracking_uri: str | None) -> Path:
@@ -107,7 +108,7 @@ def model_folder(reference: str, storage: str, tracking_uri: str | None) -> Path
     """
     from rayembed.registry.registered_model import find_folder
 
-    return find_folder(reference, _resolved(reference, storage, tracking_uri))
+    return find_folder(reference, registry_of(reference, storage, tracking_uri))
 
 
 def weights_of(folder: Path) -> str:

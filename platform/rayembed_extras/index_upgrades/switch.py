@@ -210,8 +210,16 @@ def point(index: OpenIndex, table: str) -> None:
     if not index.manifest.tables[table].complete:
         raise ArtifactError(f"the table {table!r} is not complete; nothing may refer to it")
     index.store.point(index.name, table)
-    changed = index.manifest.model_copy(update={"current": table, "before": index.table})
-    write_manifest(index.storage, changed)
+    write_manifest(index.storage, _switched(index.manifest, table))
+
+
+def _switched(manifest: Manifest, table: str) -> Manifest:
+    """Record that refers to another table, which updates go on with the settings of documents that
+    the former one has: a backfill out of the store reads them by others.
+    """
+    former = manifest.tables[str(manifest.current)]
+    changed = changed_table(manifest, table, documents=former.documents)
+    return changed.model_copy(update={"current": table, "before": manifest.current})
 
 
 def mended(storage: str, name: str) -> Manifest:
@@ -224,7 +232,7 @@ def mended(storage: str, name: str) -> Manifest:
     store.close()
     record = manifest.tables.get(pointed or "")
     if pointed != manifest.current and record is not None and record.complete:
-        manifest = manifest.model_copy(update={"current": pointed, "before": manifest.current})
+        manifest = _switched(manifest, str(pointed))
         write_manifest(storage, manifest)
     return manifest
 
@@ -238,7 +246,8 @@ def drop_tables(storage: str, name: str) -> list[str]:
     """
     mended(storage, name)
     index = open_index(storage, name)
-    others = sorted({*index.manifest.tables, *index.store.tables(name)} - {index.table})
+    # Of the record alone: a table of another program may have such a name, too.
+    others = sorted({*index.manifest.tables} - {index.table})
     if not others:
         raise ConfigError(f"the index {name!r} has one table alone, {index.table!r}; none to drop")
     tables = {index.table: index.record}

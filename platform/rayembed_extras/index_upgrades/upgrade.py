@@ -28,6 +28,7 @@ from rayembed_extras.index_upgrades.models import (
     fixed_reference,
     load_upgrade_model,
     model_folder,
+    registry_of,
     weights_of,
 )
 from rayembed_extras.index_upgrades.price import RoadPrice, price_roads, vector_bytes
@@ -136,6 +137,7 @@ def upgrade(run: UpgradeRun, road: Road | None = None) -> Upgraded:
         if chosen == "adapter":
             lines = _take_adapter(run, checked, report, load_map(join(folder, MAP_FOLDER)))
             register_upgrade(run, storage, before)
+        checked.index.store.close()  # a folder of Qdrant opens once
     if chosen == "backfill":
         lines = backfill(run, storage, checked.weights)
         register_upgrade(run, storage, before)
@@ -283,7 +285,8 @@ def _texts(run: UpgradeRun, index: OpenIndex) -> Texts | None:
     """
     if layout_of(index.record).has_text:
         return None
-    return lambda ids: texts_of_rows(index.record, str(run.documents), ids, run.tracking_uri)
+    uri = registry_of(index.record.made_by.reference, index.storage, run.tracking_uri)
+    return lambda ids: texts_of_rows(index.record, str(run.documents), ids, uri)
 
 
 def _old_model(run: UpgradeRun, checked: _Checked) -> UpgradeModel | None:

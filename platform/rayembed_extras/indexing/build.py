@@ -97,7 +97,7 @@ def build_index(run: IndexRun, *, update: bool = False, beside: str | None = Non
             load.cache_clear()  # the model that this process has loaded
             job.store.close()
         register_index(before, manifest, storage, run.tracking_uri)
-        return Indexed(run.name, manifest, storage, run.store)
+        return Indexed(run.name, manifest, storage, job.run.store)
 
 
 @dataclass

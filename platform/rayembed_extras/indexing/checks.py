@@ -85,6 +85,10 @@ class CheckedIndex:
             RayembedError: what is wrong and what to do.
         """
         check_wanted(run, manifest, update=update or beside is not None)
+        if manifest is not None and not run.store.index:  # as the index has it
+            index = manifest.store.get("index", {})
+            kept = run.store.model_copy(update={"index": index})
+            run = run.model_copy(update={"store": kept})
         store = run.store.model_dump(mode="json")
         known = manifest or Manifest(name=run.name, store=store)
         if manifest is not None:
@@ -177,7 +181,7 @@ def check_wanted(run: IndexRun, manifest: Manifest | None, *, update: bool) -> N
     changed = {
         name: value
         for name, value in store.model_dump(mode="json", exclude={*store.changeable}).items()
-        if value != manifest.store.get(name)
+        if value != manifest.store.get(name, value)
     }
     if changed:
         told = ", ".join(

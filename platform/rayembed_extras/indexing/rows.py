@@ -118,7 +118,7 @@ def accept(documents: Documents, results: Sequence[Result]) -> tuple[int, dict[s
 
 @dataclass(frozen=True)
 class RowsFile:
-    """Work item: a file of rows that `ReadDocuments` wrote."""
+    """Work item: a file of rows that `ReadIndexDocuments` wrote."""
 
     name: str
 

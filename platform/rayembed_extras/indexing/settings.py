@@ -98,8 +98,8 @@ class StoreSettings(Settings):
     number_type: NumberType = "float32"
     """Number type of the stored vectors."""
     index: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the store's own approximate index, passed on as they are; empty: the store's
-    defaults or exact search, as its page says."""
+    """Settings of the store's own approximate index, passed on as they are; empty: as the index
+    has them, and for a new one the store's defaults or exact search, as docs/stores.md says."""
 
     @model_validator(mode="after")
     def _keeps_the_type(self) -> Self:

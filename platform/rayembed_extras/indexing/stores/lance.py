@@ -74,6 +74,7 @@ class LanceStore(StoreSettings):
     kind: Literal["lance"] = "lance"
     number_types: ClassVar[tuple[NumberType, ...]] = ("float32", "float16", "bits")
     packages: ClassVar[tuple[str, ...]] = ("lance", "lancedb")
+    changeable: ClassVar[frozenset[str]] = frozenset({"index", "keep_versions_days"})
     to: Reference | None = None
     """Folder, or `s3://…`, `gs://…`, of the tables; credentials come from the environment. None:
     where `rayembed index` puts them, below `placement.storage_path`."""
