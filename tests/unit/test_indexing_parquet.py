@@ -102,6 +102,24 @@ def test_a_name_points_at_one_table_which_cannot_be_dropped(store):
     store.close()
 
 
+def test_a_search_while_a_part_is_replaced_has_rows_of_one_state(store, tmp_path, monkeypatch):
+    other = ParquetTables(str(tmp_path))
+    before, former = rows_of("abcd", 1)
+    store.write_part("docs_1", 0, before, [])
+    after, _ = rows_of("x", 2)
+    read = store._read
+
+    def reading(*given):
+        rows = read(*given)
+        other.write_part("docs_1", 0, after, list("abc"))  # an update, right after each read
+        return rows
+
+    monkeypatch.setattr(store, "_read", reading)
+    hits = store.search("docs_1", former[2:3], 4)
+    assert hits.ids[0][0] == "c"
+    assert sorted(hits.ids[0]) == list("abcd")
+
+
 def test_another_layout_or_folder_is_refused(store, tmp_path):
     store.create("docs_1", LAYOUT)
     with pytest.raises(ConfigError, match="has other columns or vectors"):

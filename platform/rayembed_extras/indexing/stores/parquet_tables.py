@@ -134,24 +134,24 @@ class ParquetTables:
             return SearchResults([], np.empty((0, k), np.float32))
         if layout.number_type == "bits":  # by the number of equal signs, as other stores do
             queries = from_bits(to_bits(queries), layout.dimensions)
-        files = self._files(table)
-        counts: list[int] = []
+        columns: list[pa.ChunkedArray] = []
 
         def shards() -> Iterator[np.ndarray]:
-            for name in files:
-                vectors = loaded_vectors(self._read(table, name, [VECTOR])[VECTOR], layout)
-                counts.append(len(vectors))
-                yield vectors
+            for name in self._files(table):
+                # In one read: an update may replace the file between two.
+                rows = self._read(table, name, ["id", VECTOR])
+                columns.append(rows["id"])
+                yield loaded_vectors(rows[VECTOR], layout)
 
         scores, places = top_k(queries, shards(), k)
         ids = np.full(places.shape, "", dtype=object)
-        ends = np.cumsum(counts)
-        for number, name in enumerate(files):
-            first = ends[number] - counts[number]
-            here = (places >= first) & (places < ends[number])
+        ends = np.cumsum([len(column) for column in columns])
+        for column, end in zip(columns, ends.tolist(), strict=True):
+            first = end - len(column)
+            here = (places >= first) & (places < end)
             if here.any():
-                column = np.array(self._read(table, name, ["id"])["id"].to_pylist(), dtype=object)
-                ids[here] = column[places[here] - first]
+                found = column.take(pa.array(places[here] - first))
+                ids[here] = np.array(found.to_pylist(), dtype=object)
         return SearchResults(ids.tolist(), scores)
 
     def point(self, name: str, table: str) -> None:
