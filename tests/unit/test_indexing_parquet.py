@@ -139,3 +139,15 @@ def test_settings_of_an_unknown_store_name_those_that_there_are():
     assert parse(IndexRun, asked).store.kind == "parquet"
     with pytest.raises(ConfigError, match="did you mean 'parquet'"):
         parse(IndexRun, {**asked, "store": {"kind": "parket"}})
+
+
+@pytest.mark.parametrize("values", [{"api_key": "s3cr"}, {"m": 8, "more": {"Password": "s3cr"}}])
+def test_a_secret_among_free_settings_is_refused_and_not_repeated(values):
+    asked = {"name": "x", "model": {"reference": "m"}, "documents": {"path": "p"}}
+    with pytest.raises(ConfigError, match=r"index has the key .* from the environment") as told:
+        parse(IndexRun, {**asked, "store": {"kind": "qdrant", "index": values}})
+    assert "s3cr" not in str(told.value)
+    index = {"base_tokenizer": "simple"}
+    assert (
+        parse(IndexRun, {**asked, "store": {"kind": "lance", "index": index}}).store.index == index
+    )

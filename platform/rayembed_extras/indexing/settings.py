@@ -1,5 +1,7 @@
 """Settings of an index: model, documents, chunks, and the store that gets the vectors."""
 
+import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
@@ -13,6 +15,19 @@ from rayembed.config.types import FileName, ModelReference, PlainName, Reference
 
 NumberType = Literal["float32", "float16", "int8", "bits"]
 """Number type in which a store keeps vectors: `int8` has one code a dimension, `bits` one bit."""
+
+
+_SECRET = re.compile(r"(?:^|_)(?:password|passwd|secret|token|api_?key|access_key)(?:_|$)", re.I)
+
+
+def _secret_key(values: Mapping[str, Any]) -> str | None:
+    """Return the first key, at any depth, that names a secret; None: there is none."""
+    for key, value in values.items():
+        if _SECRET.search(str(key)):
+            return str(key)
+        if isinstance(value, Mapping) and (found := _secret_key(value)):
+            return found
+    return None
 
 
 class Chunks(Settings):
@@ -108,6 +123,16 @@ class StoreSettings(Settings):
                 f"the store {self.kind} keeps {', '.join(self.number_types)}, not "
                 f"{self.number_type}; choose one of them"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _names_no_secret(self) -> Self:
+        for name, value in dict(self).items():
+            if isinstance(value, Mapping) and (key := _secret_key(value)):
+                raise ValueError(
+                    f"{name} has the key {key!r}, but settings are printed and recorded; a password "
+                    "or key of a store is read from the environment (docs/stores.md)"
+                )
         return self
 
     def open(self) -> Any:
