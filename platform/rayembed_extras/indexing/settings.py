@@ -130,8 +130,8 @@ class StoreSettings(Settings):
         for name, value in dict(self).items():
             if isinstance(value, Mapping) and (key := _secret_key(value)):
                 raise ValueError(
-                    f"{name} has the key {key!r}, but settings are printed and recorded; a password "
-                    "or key of a store is read from the environment (docs/stores.md)"
+                    f"{name} has the key {key!r}, but settings are printed and recorded; a "
+                    "password or key of a store is read from the environment (docs/stores.md)"
                 )
         return self
 
