@@ -366,7 +366,7 @@ def test_a_lost_file_of_held_out_batches_is_told_before_training(folder, tmp_pat
     place = Path(prepare_sequences(run, context))
     assert SequencePlan.open(str(place)).num_steps % 2 == 0
     (place / "steps-000000004.parquet").unlink()
-    with pytest.raises(ArtifactError, match="is gone"):
+    with pytest.raises(ArtifactError, match="is missing"):
         prepare_sequences(run, context)
 
 

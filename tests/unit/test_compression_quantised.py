@@ -201,7 +201,7 @@ def test_weights_that_are_saved_under_other_names_are_refused_before_work(tmp_pa
 
 def test_heads_are_refused_before_work(tmp_path):
     folder = save_tiny("nvembed", tmp_path / "model")
-    with pytest.raises(ConfigError, match=r"pooling\..* is not part of a transformer"):
+    with pytest.raises(ConfigError, match=r"pooling\..* is outside of one"):
         Int8(skip=("*.mlp.*",)).check(folder)
 
 

@@ -206,7 +206,7 @@ def test_scratch_that_cannot_be_removed_ends_no_finished_step(
         patch.setattr(store, fails, refuse)
         assert not writer.get_or_make(lambda: writer.finish([], [])).reused
         assert writer.get_or_make(lambda: pytest.fail("it is finished")).reused
-    told = f"HTTP 503 at {writer.working_folder}; the next run tries again"
+    told = f"HTTP 503 at {writer.working_folder}; the next run tries again to remove it"
     assert [record.getMessage() for record in caplog.records].count(told) == 2
     assert scratch.exists()
     assert writer.existing() is not None

@@ -17,6 +17,10 @@ ELSEWHERE = {
     "rayembed_extras/estimates/model_sizes.py kept_bytes.pack: tensor.device.type == 'meta'": (
         "tests/unit/test_estimates_memory.py counts tensors of both"
     ),
+    "rayembed_extras/serving/service.py EmbeddingService._check_proof: "
+    "self._model.device.type == 'cpu'": (
+        "a GPU checks the long texts, too: tests/unit/test_serving_proof.py, on a CPU"
+    ),
 }
 """What is reached by other tests, or by a GPU alone, and why."""
 

@@ -200,7 +200,7 @@ def test_models_that_do_not_fit_are_refused_and_nothing_is_written(models, tmp_p
         merge("linear", [load_model(tuned).state_dict(), shorter], (0.5, 0.5))
     done = run_here("merge_models", "--model", str(base), "--output", str(tmp_path / "merged"))
     assert done.returncode == 2
-    assert "linear takes at least two models" in done.stderr
+    assert "linear merges at least two models" in done.stderr
     done = run_here(
         "merge_models",
         *("--model", str(base), "--model", str(tuned), "--shares", "half"),

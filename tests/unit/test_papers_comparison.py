@@ -69,7 +69,10 @@ def test_what_is_asked_wrongly_ends_with_2(argv, message, tmp_path, monkeypatch,
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (("--published", "nomic-v2-moe", "--benchmark", "AIR-Bench_24.04"), "have BEIR, MIRACL"),
+        (
+            ("--published", "nomic-v2-moe", "--benchmark", "AIR-Bench_24.04"),
+            "published for BEIR, MIRACL",
+        ),
         (("--published", "nomic-v2-moe"), "--published needs --benchmark"),
     ],
 )

@@ -55,7 +55,7 @@ def trained(monkeypatch, scores):
         cut = dict.fromkeys(found, 0.01)
         last = run.stages[-1].name
         keys = {UNTRAINED: cut, ScoreKey(last): found, ScoreKey(last, dimension=256): cut}
-        taken = {key: SimpleNamespace(scores=scores, queries={}) for key, scores in keys.items()}
+        taken = {key: SimpleNamespace(scores=scores, items={}) for key, scores in keys.items()}
         return Outcome(run, taken, "model", "run", None, "http://mlflow", 0)
 
     monkeypatch.setattr(measure, "train", train)

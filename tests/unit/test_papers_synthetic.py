@@ -112,7 +112,7 @@ def test_what_is_no_question_or_asked_twice_is_refused_and_counted(
 def test_the_file_is_written_once_and_whole_or_not_at_all(made_up, tmp_path, monkeypatch):
     asked(monkeypatch, lambda number, text: "I do not know.")
     with pytest.raises(
-        DataError, match=r"of 60 answers .* only 0 are usable questions .*60 × no question"
+        DataError, match=r"of 60 answers .* only 0 are usable questions.*60 × no question"
     ):
         synthetic.write_pairs(str(tmp_path))
     assert not (tmp_path / "papers").exists()

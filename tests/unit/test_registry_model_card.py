@@ -1,5 +1,6 @@
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -329,6 +330,9 @@ def test_licences_come_from_cards(tmp_path):
 
 class Registry:
     """Remembers descriptions."""
+
+    def get_model_version(self, name, version):
+        return SimpleNamespace(tags={})
 
     def update_model_version(self, name, version, description):
         self.text = description

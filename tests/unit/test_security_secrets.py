@@ -268,7 +268,8 @@ def texts_of(run):
         for part in leaf.path:
             inside = isinstance(place, tuple | dict)
             place = place[part] if inside else getattr(place, part)
-            dotted.append(place.name if isinstance(part, int) else part)
+            named = getattr(place, "name", part) if isinstance(part, int) else part
+            dotted.append(str(named))
         mapping = {"instructions", "names"}.intersection(words[:-1])
         yield ".".join(dotted), mapping.pop() if mapping else words[-1]
 
@@ -383,8 +384,8 @@ def test_an_address_of_the_environment_with_a_password_is_refused(variable, read
 
 CALLS = {name: getattr(rayembed, name) for name in ("adapt", "evaluate", "load", "mine", "train")}
 NO_ADDRESS = {
-    "batch_size", "callbacks", "device", "epochs", "learning_rate", "loss", "num_negatives",
-    "query_instruction", "steps", "workers",
+    "baselines", "batch_size", "callbacks", "device", "epochs", "learning_rate", "loss",
+    "num_negatives", "query_instruction", "steps", "workers",
 }  # fmt: skip
 REQUIRED = {
     "model": "all-MiniLM-L6-v2",

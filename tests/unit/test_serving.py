@@ -350,7 +350,7 @@ def test_a_copy_whose_batches_fail_asks_to_be_replaced(model, monkeypatch):
     with TestClient(app_of(copy._service)) as client:
         for _ in range(3):
             client.post("/v1/embeddings", json={"input": "x"})
-    with pytest.raises(WorkerError, match="its last batches all failed"):
+    with pytest.raises(WorkerError, match="the last batches of this copy of the model all failed"):
         copy.check_health()
 
 

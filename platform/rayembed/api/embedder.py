@@ -135,7 +135,7 @@ def load(
     from rayembed.machine.hardware import default_device
     from rayembed.models.loading.load import load_model
 
-    check_addresses(model=model, output=output)
+    check_addresses(model=model, output=output, for_index=for_index)
     set_allocator()
     device = device or default_device()
     if device.startswith("cuda") and default_device() == "cpu":

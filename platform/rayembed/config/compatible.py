@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import PositiveFloat, model_validator
 
+from rayembed.config.credentials import refuse_credentials
 from rayembed.config.loss import LOSSES, LossConfig
 from rayembed.config.mining import Teacher
 from rayembed.config.settings import Settings
@@ -69,6 +70,7 @@ def with_old_model(values: Any) -> Any:
         loss["infonce_weight"], old["weight"] = 1 / weight, None
     teachers = values.get("teachers") or [{"max_length": MAX_LENGTH}]
     if len(teachers) == 1 and isinstance(teachers[0], Mapping | Settings):
+        refuse_credentials(str(dict(teachers[0]).get("teacher", "")))  # it is replaced
         teachers = [{**dict(teachers[0]), "teacher": old["model"]}]
     return {**values, "compatible_with": old, "loss": loss, "teachers": teachers}
 

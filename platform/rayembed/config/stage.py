@@ -76,7 +76,7 @@ class StageConfig(Settings):
     teachers: tuple[Teacher, ...] = ()
     """Embedding models whose vectors of all texts are computed before the stage, to learn from or
     mask by; none of them runs in a step."""
-    compatible_with: OldModel | None = None
+    compatible_with: OldModel | None = Field(default=None, exclude_if=lambda it: it is None)
     """Old model whose vectors an index holds: the trained model's queries then find them. It
     becomes the only entry of `teachers`, and `loss` becomes `vector_distillation` without a
     projection, beside the InfoNCE of the stage. None: the new vectors may lie anywhere."""

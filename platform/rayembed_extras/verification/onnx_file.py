@@ -127,7 +127,7 @@ class _OnnxModule(InputModule):  # type: ignore[misc] # the base class is not ty
             self._session = onnxruntime.InferenceSession(
                 str(file), providers=["CPUExecutionProvider"]
             )
-            self.tokenizer = AutoTokenizer.from_pretrained(str(home))
+            self.tokenizer = AutoTokenizer.from_pretrained(str(home), trust_remote_code=False)
         except Exception as error:
             # onnxruntime's errors have no common class.
             raise ArtifactError(f"cannot load the graph {str(file)!r}: {error}") from error
