@@ -91,8 +91,8 @@ class IndexModel(Settings):
     dimensions: PositiveInt | None = None
     """First dimensions to keep, one of those the model was trained for (Matryoshka); None: all."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number type of the model's computation; `auto`: bfloat16 where the hardware computes it fast,
-    for documents and, as the index stores it, also for queries."""
+    """Number type of the model's computation; `auto`: bfloat16 where the hardware computes it fast;
+    the index stores which, for its updates."""
     tokens_per_batch: PositiveInt | None = None
     """Maximum padded tokens of a forward pass; None: by hardware."""
 
