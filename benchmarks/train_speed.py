@@ -10,7 +10,10 @@ this CPU computes fast (bfloat16 where it has units for it, else float32):
 - `ray`: the same on a Ray cluster of this machine, by Ray Train.
 
 Each side runs in a process of its own, in turn, `--rounds` times; start-up and the first steps are
-not counted. Run: python benchmarks/train_speed.py --batch 64 256
+not counted. `--busy` has another process keep one core at work beside every side; the job then
+takes as many threads as `placement.threads_per_worker=auto` finds. Run:
+python benchmarks/train_speed.py --batch 64 256
+python benchmarks/train_speed.py --batch 64 --busy
 """
 
 import argparse
@@ -22,12 +25,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 WARMUP = 2
 SIDES = ("peer", "bare", "job", "ray")
 MAX_LENGTH = 128
 MICRO_BATCH_TOKENS = 1024
+BUSY = "TRAIN_SPEED_BUSY"
 
 
 def pairs(count):
@@ -185,7 +190,7 @@ def staged(batch, steps, runtime):
     from rayembed.config.data_run import data_of
     from rayembed.config.override import override
     from rayembed.data.prepare import prepare
-    from rayembed.pipeline.run.runtime import runtime_of
+    from rayembed.pipeline.run.runtime import runtime_of, with_threads
     from rayembed.registry.metrics_log import MetricsLog
     from rayembed.training.job import StageJob
 
@@ -194,9 +199,11 @@ def staged(batch, steps, runtime):
         folder = Path(name)
         lines = [json.dumps({"query": q, "positive": d}) for q, d in pairs(batch * steps)]
         (folder / "pairs.jsonl").write_text("\n".join(lines))
-        run = override(make_run(folder, batch, steps), [f"placement.runtime={runtime}"])
+        threads = ["placement.threads_per_worker=auto"] if os.environ.get(BUSY) else []
+        run = override(make_run(folder, batch, steps), [f"placement.runtime={runtime}", *threads])
         place = runtime_of(run.placement)
         place.start()
+        run = with_threads(run, place)
         plan = prepare(run, place.data_context(data_of(run)))["only"]
         job = StageJob(run, 0, plan, None, str(folder / "weights.safetensors"))
         place.train(job, str(folder / "stage"), folder / "metrics.jsonl", 0)
@@ -209,18 +216,31 @@ def main():
     parser.add_argument("--batch", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--busy", action="store_true", help="with another process at work")
     parser.add_argument("--side", choices=SIDES, help="run one side only and print its rate")
     args = parser.parse_args()
     if args.side:
         print("RATE", globals()[args.side](args.batch[0], args.steps))
         return
+    plain = dict(os.environ)  # rayembed's import changes it
     from rayembed.machine.hardware import auto_precision
     from rayembed.registry.provenance import cpu_summary
     from rayembed.training.train_function_on_ray import worker_environment
 
     # The bare loop gets what the job's workers get: threads and allocator.
-    environment = {**os.environ, **worker_environment(make_run(Path("/nowhere"), 64, 1).placement)}
-    print(f"{cpu_summary()}, {auto_precision('cpu')}\n")
+    theirs = {**plain, **worker_environment(make_run(Path("/nowhere"), 64, 1).placement)}
+    environments = {"bare": theirs}
+    if args.busy:
+        environments |= {side: {**plain, BUSY: "1"} for side in ("job", "ray")}
+    print(f"{cpu_summary()}, {auto_precision('cpu')}{', one core busy' * args.busy}\n")
+    with ExitStack() as stack:
+        if args.busy:
+            beside = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            stack.callback(beside.kill)
+        measure(args, lambda side: environments.get(side, plain))
+
+
+def measure(args, environment_of):
     print("| batch | side | pairs/s (median) | least | most | over peer |")
     print("|---|---|---|---|---|---|")
     for batch in args.batch:
@@ -229,7 +249,7 @@ def main():
             for side in SIDES:
                 command = [sys.executable, __file__, "--side", side, "--batch", str(batch)]
                 command += ["--steps", str(args.steps)]
-                given = environment if side == "bare" else None
+                given = environment_of(side)
                 done = subprocess.run(
                     command, capture_output=True, text=True, check=False, env=given
                 )

@@ -3,9 +3,13 @@
 In Python: `train`, `adapt`, `evaluate`, `mine`, `load`, `encode` (docs/python.md), and functions of
 other packages, by entry points of the group `rayembed.functions`: the attribute's name and the
 function. Nothing of torch is imported before one of them is used.
+
+Importing it sets `GOMP_SPINCOUNT` where torch is not loaded yet, see `machine/spinning.py`.
 """
 
 from typing import TYPE_CHECKING, Any
+
+from rayembed.machine.spinning import limit_spinning
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -23,6 +27,8 @@ __all__ = [
     "mine",
     "train",
 ]
+
+limit_spinning()
 
 
 def __getattr__(name: str) -> Any:

@@ -115,3 +115,18 @@ def test_a_run_says_what_it_took_and_writes_it_down(monkeypatch, caplog, here, n
     assert line.startswith(f"{number} thread(s) for each worker: ")
     assert ("other processes take 2.0 of this machine's 2 cores (load 9.0)" in line) is here
     assert with_threads(settled, None) is settled, "a number that is named is taken"
+
+
+SPINS = "import os, rayembed; print(os.environ.get('GOMP_SPINCOUNT'))"
+
+
+@pytest.mark.parametrize(
+    ("named", "spins"),
+    [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "None")],
+)
+def test_waiting_threads_spin_for_a_moment_unless_the_environment_says_how_to_wait(named, spins):
+    clean = {n: v for n, v in os.environ.items() if not n.startswith(("GOMP_", "OMP_"))}
+    told = subprocess.run(
+        [sys.executable, "-c", SPINS], env=clean | named, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.split() == [spins]

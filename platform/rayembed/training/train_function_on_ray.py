@@ -27,6 +27,7 @@ from rayembed.machine.device import (
     allocator_environment,
     deterministic,
 )
+from rayembed.machine.spinning import spin_environment
 from rayembed.training.callbacks import Preemption
 from rayembed.training.checkpoints.checkpoint import Checkpoint
 from rayembed.training.checkpoints.checkpoint_list import checkpoint_name
@@ -69,7 +70,7 @@ def worker_environment(placement: Placement) -> dict[str, str]:
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     }
     values["DS_ACCELERATOR"] = "cuda" if placement.on_gpu else "cpu"
-    unless_set = _COMPILE_THREADS if placement.compile_layers else {}
+    unless_set = {**spin_environment(), **(_COMPILE_THREADS if placement.compile_layers else {})}
     if placement.on_gpu:
         unless_set = {**unless_set, **_NCCL_WATCH, **allocator_environment()}
         if placement.deterministic:
