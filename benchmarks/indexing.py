@@ -2,10 +2,10 @@
 
 `speed`: documents a second of a whole job into a store (reading, parts, vectors, store), of the
 bare encoder, and of sentence-transformers' `encode` in its best setting, in turns in one process;
-the ratios are of the medians. `memory`: peak memory of the job's process and of each process that
-it starts, for two numbers of short made-up documents with a model of two layers. Run:
+the ratios are of the medians. `memory`: peak memory of the job's process and of each worker, for
+two numbers of short made-up documents with a model of two layers. Run:
 python benchmarks/indexing.py speed --documents 4000
-python benchmarks/indexing.py memory --rows 100000 1000000
+python benchmarks/indexing.py memory --rows 100000 1000000 --runtime ray
 """
 
 import argparse
@@ -15,11 +15,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+
+from index_cluster import TwoNodes, Watched
 
 MINILM = "all-MiniLM-L6-v2"
 
@@ -54,8 +56,8 @@ def sample(number):
     return list(texts)[:number]
 
 
-def job(folder, reference, path, dtype, store, rows_per_part):
-    """Build an index in this process; return its counts."""
+def job(folder, reference, path, dtype, store, rows_per_part, runtime="local"):
+    """Build an index in this process or on Ray; return its counts."""
     from rayembed.config.settings import parse
     from rayembed_extras.indexing.build import build_index
     from rayembed_extras.indexing.settings import IndexRun
@@ -66,7 +68,7 @@ def job(folder, reference, path, dtype, store, rows_per_part):
         "documents": {"path": str(path)},
         "store": {"kind": store},
         "rows_per_part": rows_per_part,
-        "placement": {"storage_path": str(folder), "runtime": "local"},
+        "placement": {"storage_path": str(folder), "runtime": runtime},
     }
     return build_index(parse(IndexRun, values)).counts
 
@@ -76,6 +78,24 @@ def write_texts(path, texts):
     with path.open("w", encoding="utf-8") as file:
         for number, text in enumerate(texts):
             file.write(json.dumps({"id": str(number), "text": text}) + "\n")
+
+
+def write_made_up(path, number, changed=frozenset()):
+    """JSONL of short documents; those of the changed numbers have another text, half of them
+    another id as well.
+    """
+    with path.open("w", encoding="utf-8") as file:
+        for start in range(0, number, 10_000):
+            texts = made_up(min(10_000, number - start), 8, seed=start)
+            for place, text in enumerate(texts, start):
+                kind = "new" if place in changed and place % 2 else "doc"
+                row = {
+                    "id": f"{kind}-{place}",
+                    "text": f"{text} ba" if place in changed else text,
+                    "year": 1900 + place % 120,
+                    "lang": None if place % 3 else "en",
+                }
+                file.write(json.dumps(row) + "\n")
 
 
 class Encoders:
@@ -183,75 +203,48 @@ def save_two_layers(folder):
     transformers.BertModel(config, add_pooling_layer=False).save_pretrained(folder)
 
 
-class Watched:
-    """Peak memory of this process, and of each process below it, in MB."""
-
-    def __init__(self):
-        self.peaks = {}
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self):
-        import psutil
-
-        own = psutil.Process()
-        while not self._ended.wait(0.2):
-            for process in (own, *own.children(recursive=True)):
-                try:
-                    memory = process.memory_info().rss / 1e6
-                except psutil.Error:
-                    continue
-                before = self.peaks.get(process.pid, 0)
-                self.peaks[process.pid] = max(before, memory)
-
-    @property
-    def told(self):
-        """Peak of this process, and the largest of the others."""
-        own = self.peaks.get(os.getpid(), 0.0)
-        others = [peak for pid, peak in self.peaks.items() if pid != os.getpid()]
-        return {"driver": round(own), "workers": round(max(others, default=0.0))}
-
-
 def one_memory(arguments):
-    """Build an index of one size; print its counts and peaks as JSON."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        save_two_layers(folder / "model")
-        with (folder / "docs.jsonl").open("w") as file:
-            for start in range(0, arguments.of, 10_000):
-                texts = made_up(min(10_000, arguments.of - start), 8, seed=start)
-                for number, text in enumerate(texts, start):
-                    file.write(json.dumps({"id": f"doc-{number}", "text": text}) + "\n")
-        with Watched() as watched:
-            counts = job(
-                folder, str(folder / "model"), folder / "docs.jsonl", "float32", "parquet", 16_384
-            )
-    shown = {name: counts[name] for name in ("new", "seconds_in_all", "texts_per_second")}
-    print(json.dumps({**watched.told, **shown}))
+    """Build an index of the documents in a folder; print its counts as JSON."""
+    folder = arguments.folder
+    counts = job(
+        *(folder, str(folder / "model"), folder / "docs.jsonl"),
+        *("float32", arguments.store, 16_384, arguments.runtime),
+    )
+    shown = ("new", "seconds_in_all", "texts_per_second")
+    print(json.dumps({name: counts[name] for name in shown}))
 
 
 def memory(arguments):
-    """Print the peaks for each number of rows, each in a process of its own, and their ratio."""
+    """Print the peaks for each number of rows, each in a process and a cluster of its own, and
+    their ratios.
+    """
     found = {}
     for rows in arguments.rows:
-        command = [sys.executable, __file__, "one-memory", "--of", str(rows)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(done.stderr[-4000:])
-        found[rows] = json.loads(done.stdout.splitlines()[-1])
-        print(f"{rows:,} documents: {found[rows]}", flush=True)
+        with ExitStack() as opened:
+            folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+            save_two_layers(folder / "model")
+            write_made_up(folder / "docs.jsonl", rows)
+            environment = {}
+            if arguments.runtime == "ray":
+                nodes = opened.enter_context(TwoNodes())
+                environment["RAY_ADDRESS"] = nodes.address
+            options = ["--runtime", arguments.runtime, "--store", arguments.store]
+            command = [sys.executable, __file__, "one-memory", "--folder", str(folder), *options]
+            process = subprocess.Popen(
+                command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
+            )
+            with Watched(process.pid) as watched:
+                out, _ = process.communicate()
+            if process.returncode:
+                raise SystemExit(process.returncode)
+        found[rows] = watched.peaks()
+        print(f"{rows:,} documents: {found[rows]}, {out.splitlines()[-1]}", flush=True)
     first, last = (found[rows] for rows in (min(found), max(found)))
-    for name in ("driver", "workers"):
-        if first[name] and last[name]:
-            print(f"{name}: {last[name] / first[name]:.3f} times the memory")
+    for process in first.keys() & last.keys():
+        ratios = {
+            name: round(last[process][name] / first[process][name], 3) for name in first[process]
+        }
+        print(f"{process}: {ratios} times the memory")
 
 
 if __name__ == "__main__":
@@ -269,8 +262,11 @@ if __name__ == "__main__":
     asked = kinds.add_parser("memory")
     asked.add_argument("--rows", type=int, nargs="+", default=[100_000, 1_000_000])
     asked.set_defaults(act=memory)
-    asked = kinds.add_parser("one-memory")
-    asked.add_argument("--of", type=int, required=True)
-    asked.set_defaults(act=one_memory)
+    inner = kinds.add_parser("one-memory")
+    inner.add_argument("--folder", type=Path, required=True)
+    inner.set_defaults(act=one_memory)
+    for of in (asked, inner):
+        of.add_argument("--runtime", choices=["local", "ray"], default="local")
+        of.add_argument("--store", default="parquet")
     given = parser.parse_args()
     given.act(given)
