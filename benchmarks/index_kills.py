@@ -64,7 +64,8 @@ class Progress:
         if phase == "reading":
             return any((self._table / "golden").glob("*.npy"))
         if phase == "sending":
-            return any(_newer(path, since) for path in self._table.glob("working/*/rows/**/*"))
+            made = (self._table.glob(f"working/*/{name}/**/*") for name in ("rows", "differences"))
+            return any(_newer(path, since) for paths in made for path in paths)
         if phase == "embedding":
             return self.done() >= 1
         return self.done() >= parts
