@@ -160,7 +160,7 @@ class Index:
                 return False
             if time.monotonic() > deadline:
                 raise UnexpectedError(f"nothing in {SECONDS} s:\n{self._log.read_text()[-4000:]}")
-            time.sleep(0.005)
+            time.sleep(0.01)
         return True
 
     def manifest(self):
@@ -176,7 +176,7 @@ class Index:
         from rayembed_extras.indexing.parts import store_from
 
         manifest = self.manifest()
-        store = store_from(json.dumps(manifest.store))
+        store = store_from(json.dumps(manifest.store)).open()
         return pa.concat_tables(store.scan(manifest.current)).sort_by("id")
 
 
