@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -251,7 +250,8 @@ def throw(target, index, process, drawn, nodes):
         return there
     if target == "node":
         nodes.kill_second()
-        threading.Timer(NODE_SECONDS, nodes.add_node).start()
+        time.sleep(NODE_SECONDS)
+        nodes.add_node()
         return True
     index.wait(index.progress.at_work, process)
     workers = index.progress.at_work()
