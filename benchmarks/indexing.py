@@ -91,7 +91,7 @@ def write_made_up(path, number, changed=frozenset()):
                 kind = "new" if place in changed and place % 2 else "doc"
                 row = {
                     "id": f"{kind}-{place}",
-                    "text": f"{text} ba" if place in changed else text,
+                    "text": f"{text} {SYLLABLES[0] * 2}" if place in changed else text,
                     "year": 1900 + place % 120,
                     "lang": None if place % 3 else "en",
                 }
