@@ -5,6 +5,8 @@ memory of its processes.
 import contextlib
 import os
 import secrets
+import signal
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -36,14 +38,21 @@ class TwoNodes:
         given = {"num_cpus": 1, "object_store_memory": PLASMA_BYTES, "temp_dir": self._disk.name}
         # A lost node is known in 5 s, not 15.
         head = {"include_dashboard": False, "_system_config": {"health_check_period_ms": 1000}}
-        self._cluster = Cluster(initialize_head=True, head_node_args={**given, **head})
+        # Its own end at SIGTERM could be asked for in the main thread only.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        self._cluster = Cluster(
+            initialize_head=True, head_node_args={**given, **head}, shutdown_at_exit=False
+        )
         self._given = {"num_cpus": 1, "object_store_memory": PLASMA_BYTES}
-        self.add_node()
+        self._coming = []
+        self._add_node()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
+        for timer in self._coming:
+            timer.join()
         self._cluster.shutdown()
         self._disk.cleanup()
 
@@ -52,16 +61,19 @@ class TwoNodes:
         """For `RAY_ADDRESS`."""
         return str(self._cluster.address)
 
-    def add_node(self):
-        """Start a second node, as a cloud sends one for one that was lost."""
+    def _add_node(self):
         self._second = self._cluster.add_node(**self._given)
 
-    def kill_second(self):
-        """SIGKILL for all processes of the second node, as a machine that is lost ends them."""
+    def lose_second(self, seconds):
+        """SIGKILL for all processes of the second node, as a machine that is lost ends them; after
+        so many seconds another one comes.
+        """
         raylet = psutil.Process(self._second.all_processes["raylet"][0].process.pid)
         for process in [raylet, *raylet.children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        self._coming.append(threading.Timer(seconds, self._add_node))
+        self._coming[-1].start()
 
 
 def memory_of(pid):

@@ -222,6 +222,8 @@ def disturbed(index, times, plan, drawn, nodes):
         if index.wait(come, process):
             time.sleep(share * length)
         killed = throw(target, index, process, drawn, nodes)
+        if target == "driver":
+            process.wait()
         switched, done = index.progress.is_switched(), index.progress.done()
         if switched and phase != "switch":
             raise UnexpectedError(f"the name refers to a table with {done} of its parts")
@@ -230,8 +232,6 @@ def disturbed(index, times, plan, drawn, nodes):
         state = "name switched" if switched else f"{done} of {index.parts} parts done"
         lines.append(f"| {target} | {moment} | {state} | {'' if killed else 'missed'} |")
         print(lines[-1], flush=True)
-        if target == "driver":
-            process.wait()
     for _ in range(5):
         manifest = index.manifest()
         if process.poll() not in (None, 0) and (manifest is None or manifest.current is None):
@@ -249,10 +249,8 @@ def throw(target, index, process, drawn, nodes):
         process.kill()
         return there
     if target == "node":
-        nodes.kill_second()
-        time.sleep(NODE_SECONDS)
-        nodes.add_node()
-        return True
+        nodes.lose_second(NODE_SECONDS)
+        return process.poll() is None
     index.wait(index.progress.at_work, process)
     workers = index.progress.at_work()
     for pid in drawn.sample(workers, min(1, len(workers))):
@@ -357,9 +355,9 @@ def main():
     parser.add_argument("--task", default="counted", help="of index_counted")
     given = parser.parse_args()
     os.environ["PYTHONPATH"] = str(ROOT / "platform")
-    # Else processes take the threads that others leave free when they begin.
-    threads = len(os.sched_getaffinity(0)) if given.runtime == "local" else 1
-    os.environ.setdefault("RAYEMBED_THREADS", str(threads))
+    # Else processes take the threads that others leave free when they begin: other sums, and with
+    # other work beside them a small model's threads wait for each other.
+    os.environ.setdefault("RAYEMBED_THREADS", "1")
     with ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="kills-")))
         print(f"seed {given.seed}", flush=True)
