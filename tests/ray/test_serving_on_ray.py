@@ -1,20 +1,25 @@
 """A registered model behind Ray Serve, asked by OpenAI's own client."""
 
 import asyncio
+import time
 
 import httpx
 import numpy as np
 import openai
 import pytest
+from made_up_index import sentences, settings, write
 from mlflow_uris import mlflow_at
 from registered import register
 from tiny_folders import save_biencoder, save_nvembed
+from tiny_models import save_encoder
 
 from rayembed.errors import PlacementError, WorkerError
 from rayembed.models.loading.load import load_model
 from rayembed.models.passes.encoding import encode
 from rayembed.pipeline.run import on_ray as ray_of_runs
 from rayembed.registry.tracking import Tracker
+from rayembed_extras.index_upgrades.named_index import REFRESH_SECONDS
+from rayembed_extras.indexing.build import build_index
 from rayembed_extras.serving import on_ray
 from rayembed_extras.serving.app import digest
 from rayembed_extras.serving.job import pin
@@ -199,6 +204,31 @@ def test_several_models_of_one_server(served, folder, free_port, tmp_path):
         told = httpx.get(f"{served}/metrics", timeout=60).text
         assert 'rayembed_texts_total{model="tiny"} 5\n' in told
         assert 'rayembed_texts_total{model="org/other"} 9\n' in told
+
+
+def test_a_copy_searches_the_index_of_its_model(served, free_port, tmp_path):
+    """In LanceDB, and says so when the index is gone."""
+    pytest.importorskip("lancedb")
+    folder = save_encoder(tmp_path / "model")
+    write(tmp_path / "documents.jsonl", sentences(60))
+    outputs = tmp_path / "outputs"
+    build_index(settings(outputs, folder, tmp_path / "documents.jsonl", store__kind="lance"))
+    model = ServedModel(name="m", model=str(folder), index="docs", dtype="float32")
+    config = pin(ServingConfig(models=(model,), port=free_port, storage_path=str(outputs)))
+    on_ray.start(config, key_digests=frozenset())
+    with httpx.Client(base_url=served, timeout=60) as client:
+        text = sentences(60)[7]["text"]
+        for mode in ("dense", "hybrid"):
+            answer = client.post("/search", json={"query": text, "k": 3, "mode": mode})
+            assert answer.status_code == 200, answer.text
+            hits = answer.json()["data"][0]["results"]
+            assert (hits[0]["id"], len(hits)) == ("d7", 3)
+            assert answer.headers["X-Index"] == "docs; table=docs_1"
+        (outputs / "indexes" / "docs" / "index.json").unlink()
+        time.sleep(REFRESH_SECONDS)
+        gone = client.post("/search", json={"query": text})
+        assert gone.status_code == 503
+        assert "there is no index 'docs'" in gone.json()["error"]["message"]
 
 
 def test_what_cannot_be_served_is_told(served, free_port, tmp_path):

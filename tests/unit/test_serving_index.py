@@ -1,6 +1,8 @@
 """A served model and its index: vectors that belong to it, `/search`, and refusals."""
 
 import asyncio
+import re
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -277,7 +279,7 @@ def test_a_model_without_an_adapter_is_not_ready_and_answers_nothing_of_the_inde
     assert "has no adapter for a model" in health.json()["models"]["m"]
     assert "rayembed upgrade --name docs" in health.json()["models"]["m"]
     for path, body in (("/search", {"query": QUERY}), ("/v1/embeddings", {"input": QUERY})):
-        refused(client.post(path, json=body), "does not fit its index", None, 503)
+        refused(client.post(path, json=body), "the index 'docs' was made by", None, 503)
     assert client.post("/rerank", json={"query": "a", "texts": ["b"]}).status_code == 200
     (index,) = client.get("/v1/models").json()["data"][0]["indexes"]
     assert (index["name"], index["serves"]) == ("docs", False)
@@ -379,6 +381,21 @@ def test_a_loaded_model_belongs_to_its_index(home, adapted, tmp_path):
     save_encoder(tmp_path / "third", seed=3)
     with pytest.raises(ConfigError, match="has no adapter"):
         rayembed.load(tmp_path / "third", for_index="docs", output=outputs)
+
+
+def test_filters_are_set_in_the_stores_client(home, built, client):
+    """By the line of docs/serving.md."""
+    import lancedb
+
+    page = Path(__file__).parents[2].joinpath("docs", "serving.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"`(table\.search\([^`]+)`", page)
+    vector = vectors_of(client.post("/v1/embeddings", json={"input": QUERY, "role": "query"}))[0]
+    table = lancedb.connect(home / "outputs" / "indexes" / "docs" / "store").open_table("docs")
+    found = eval(f"{line}.to_list()", {"table": table, "vector": vector})
+    hits = rows_of(client.post("/search", json={"query": QUERY, "k": COUNT}))[0]
+    late = [hit["id"] for hit in hits if hit["metadata"]["year"] >= 1990]
+    assert [row["id"] for row in found] == late[:5]
+    assert late[:5] != [hit["id"] for hit in hits[:5]], "the control"
 
 
 def test_many_searches_at_once_are_right(home, built):

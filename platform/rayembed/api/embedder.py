@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from rayembed.errors import ArtifactError, ConfigError
 if TYPE_CHECKING:
     import numpy as np
 
-    from rayembed.registry.indexes import NamedIndex
+    from rayembed.registry.indexes import IndexSpace, NamedIndex
 
 
 class Embedder:
@@ -38,7 +39,9 @@ class Embedder:
 
         A call of more than a few seconds shows its progress. Of a model that was loaded for an
         index, vectors belong to the index: D is the index's, an adapter maps queries, and without
-        an instruction the index's own applies.
+        an instruction the index's own applies. Documents are computed in the number type of the
+        index's documents, queries in that of the model: they may be of different types, since a
+        cosine differs by rounding alone.
 
         Args:
             role: `query` or `document`, which decides prefixes and lengths.
@@ -61,7 +64,7 @@ class Embedder:
         if space is not None:
             space.check_role(role)
             instruction = space.instruction_of(role) if instruction is None else instruction
-        with EncodingProgress() as progress:
+        with EncodingProgress() as progress, self._casting(space, role):
             vectors = encode(
                 self.model,
                 texts,
@@ -76,6 +79,16 @@ class Embedder:
             return vectors
         placed = space.vectors(vectors.reshape(-1, vectors.shape[-1]), role)
         return placed.reshape(*vectors.shape[:-1], space.dimensions)
+
+    def _casting(self, space: "IndexSpace | None", role: Role) -> AbstractContextManager[Any]:
+        """Compute linear layers in bfloat16, as `rayembed index` did, for documents of an index."""
+        import torch
+
+        if space is None or role != "document" or space.dtype != "bfloat16":
+            return nullcontext()
+        casting: Any = torch.autocast(self.model.device.type, torch.bfloat16)
+        cast: AbstractContextManager[Any] = casting
+        return cast
 
     def encode_query(self, texts: str | Sequence[str], **options: Any) -> "np.ndarray":
         """Encode queries to vectors; see `encode`."""
@@ -123,7 +136,9 @@ def load(
             has its saved number type, but float32 where the device emulates bfloat16.
         for_index: name of an index to which all vectors shall belong. Where another model made it,
             the adapter that `rayembed upgrade` recorded for this one maps queries, and documents
-            are refused.
+            are refused. Where the index's documents were computed in float32, the model is loaded
+            in float32; where in bfloat16, documents are computed so, too, also on a device that
+            emulates it, which is slow.
 
     Raises:
         ConfigError: a GPU is asked for, and torch sees none; there is no such index, or another
@@ -160,16 +175,19 @@ def load(
             ) from None
     else:
         folder = resolve_model(reference)
-    index = None if for_index is None else _index_for(for_index, folder, output)
-    return Embedder(load_model(folder, device=device), reference, index)
+    if for_index is None:
+        return Embedder(load_model(folder, device=device), reference)
+    index = _index_for(for_index, folder, output)
+    space = index.space()
+    exact = space.adapter is None and space.dtype == "float32"
+    loaded = load_model(folder, dtype="float32" if exact else None, device=device)
+    return Embedder(loaded, reference, index)
 
 
 def _index_for(name: str, folder: Path, output: str | Path) -> "NamedIndex":
-    """Open an index for the model in a folder, and check that they fit."""
+    """Open an index for the model in a folder."""
     from rayembed.models.loading.files import weights_fingerprint
     from rayembed.pipeline.storage import absolute_storage
     from rayembed.registry.indexes import open_index
 
-    index = open_index(absolute_storage(str(output)), name, weights_fingerprint(folder))
-    index.space()
-    return index
+    return open_index(absolute_storage(str(output)), name, weights_fingerprint(folder))

@@ -60,6 +60,10 @@ class IndexSpace:
     query_instruction: str | None = None
     adapter: QueryAdapter | None = None
     """None: the model itself embedded the documents."""
+    dtype: str = "float32"
+    """Number type in which the documents were computed."""
+    number_type: str = "float32"
+    """Number type of the stored vectors."""
 
     def instruction_of(self, role: Role) -> str | None:
         """Instruction with which texts of a role are embedded for this index."""
@@ -153,6 +157,10 @@ class NamedIndex(Protocol):
         Raises:
             RayembedError: the store does not answer.
         """
+        ...
+
+    def reconnect(self) -> None:
+        """Let the next search open the store again, also while a search waits for the store."""
         ...
 
 

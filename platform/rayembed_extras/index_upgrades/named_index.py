@@ -56,7 +56,7 @@ class OpenedIndex:
         """
         self._storage, self.name, self._weights = storage, name, weights
         self._bm25_rows = bm25_rows
-        self._lock = threading.Lock()
+        self._lock, self._opening = threading.Lock(), threading.Lock()
         self._maps: dict[str, QueryMap | None] = {}
         self._searches: dict[tuple[str, str], TableSearch] = {}
         self._store: VectorStore | None = None
@@ -74,6 +74,7 @@ class OpenedIndex:
                 try:
                     self._read = self._fresh()
                 except StorageError as error:  # the storage may answer again
+                    self._read.when = time.monotonic()
                     logger.warning("the record of %s cannot be read now: %s", self.name, error)
             found = self._read.space
         if isinstance(found, RayembedError):
@@ -109,6 +110,8 @@ class OpenedIndex:
             made.instruction,
             query_instruction,
             adapter,
+            made.dtype,
+            made.number_type,
         )
 
     def no_hybrid(self, space: IndexSpace) -> str:
@@ -130,14 +133,17 @@ class OpenedIndex:
         """
         try:
             return self._search_of(space).search(vectors, texts, k, mode)
-        except StorageError:
-            with self._lock:  # the next request connects again
-                self._searches, self._store = {}, None
+        except RayembedError:
+            self.reconnect()
             raise
+
+    def reconnect(self) -> None:
+        """Let the next search open the store again, also while a search waits for the store."""
+        self._opening, self._searches, self._store = threading.Lock(), {}, None
 
     def _search_of(self, space: IndexSpace) -> TableSearch:
         """Search of the space's table, also where the index's name has moved on since."""
-        with self._lock:
+        with self._opening:  # a store that does not answer keeps nobody from reading the record
             manifest = self._read.manifest
             record = manifest.tables.get(space.table)
             if record is None:
@@ -145,13 +151,13 @@ class OpenedIndex:
                     f"the table {space.table} of the index {self.name} was removed; try again"
                 )
             key = space.table, record.updated
-            if key not in self._searches:
-                if self._store is None:
-                    self._store = open_store(manifest)
+            found = self._searches.get(key)
+            if found is None:
+                store = self._store or open_store(manifest)
+                found = TableSearch(store, record, bm25_rows=self._bm25_rows)
                 # Of former tables an index of words may be large.
-                found = TableSearch(self._store, record, bm25_rows=self._bm25_rows)
-                self._searches = {key: found}
-            return self._searches[key]
+                self._store, self._searches = store, {key: found}
+            return found
 
 
 def open_named_index(storage: str, name: str, weights: str, bm25_rows: int) -> OpenedIndex:

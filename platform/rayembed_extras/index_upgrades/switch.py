@@ -89,7 +89,8 @@ def known_index(storage: str, name: str) -> Manifest:
         known = nearest(name, sorted(there)) if there else "there is none"
         raise ConfigError(
             f"there is no index {name!r} below {storage!r}: {known}. Build it by `rayembed index`, "
-            "or name its storage: --set placement.storage_path=…"
+            "or name the storage that has it: placement.storage_path (of a server storage_path, in "
+            "Python output)"
         )
     if manifest.name != name:
         raise ArtifactError(

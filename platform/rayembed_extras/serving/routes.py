@@ -67,6 +67,8 @@ class Call(NamedTuple):
     for_index: bool = True
     """Whether the vectors shall belong to the served model's index, if it has one: not those of a
     ranking, which compares its texts with each other."""
+    searches: bool = False
+    """Whether `answer` searches the index, and so waits for its store."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,7 @@ def search(request: Mapping[str, Any], offer: Offer) -> Call:
             yield f'{", " if i else ""}{{"query": {i}, "results": {results}}}'
         yield "]" + after
 
-    return Call(texts, options, _flag(request, "truncate", True), answer)
+    return Call(texts, options, _flag(request, "truncate", True), answer, searches=True)
 
 
 ROUTES: Mapping[str, Route] = {

@@ -1,7 +1,10 @@
 """The index to which a served model's vectors belong, and what the server says of it."""
 
+import asyncio
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,9 @@ logger = logging.getLogger(__name__)
 _NAMED = ("table", "rows", "dimensions", "state", "adapter")
 """Values of a registry tag in the list of models."""
 
+_FORMATS = {"int8": ("int8",), "bits": ("ubinary",)}
+"""Encoding formats that an index of a number type takes; of the others floats."""
+
 
 class IndexUnusableError(Exception):
     """The model does not fit its index now, or the store does not answer."""
@@ -23,9 +29,24 @@ class IndexUnusableError(Exception):
 class ServedIndex:
     """The index of a served model, if it has one, and others that the registry names."""
 
-    def __init__(self, index: NamedIndex | None, named: Sequence[IndexEntry] = ()) -> None:
+    def __init__(
+        self,
+        index: NamedIndex | None,
+        named: Sequence[IndexEntry] = (),
+        *,
+        search_seconds: float,
+    ) -> None:
+        """Describe the index of a served model.
+
+        Args:
+            search_seconds: time after which a search that has not ended is given up.
+        """
         self.index = index
         self._named = tuple(named)
+        self._search_seconds = search_seconds
+        self._thread = ThreadPoolExecutor(1, "search")
+        self._began: float | None = None
+        """Start of the running search."""
 
     def problem(self) -> str:
         """Reason why the model does not fit its index now; empty if it does, or has none."""
@@ -48,7 +69,7 @@ class ServedIndex:
         try:
             space = self.index.space()
         except RayembedError as error:
-            raise IndexUnusableError(f"the model does not fit its index: {error}") from None
+            raise IndexUnusableError(str(error)) from None
         try:
             space.check_role(options.role)
         except ConfigError as error:
@@ -86,6 +107,31 @@ class ServedIndex:
                 f"the index {space.name!r} cannot be searched: {error}"
             ) from None
 
+    async def in_search_thread(self, work: Callable[[], bytes]) -> bytes:
+        """Run a search after the former ones, in a thread that no other request waits for.
+
+        A thread whose store does not answer is left alone after `search_seconds`, and the search
+        connects to the store again.
+        """
+        if self._began is not None and time.monotonic() - self._began > self._search_seconds:
+            logger.warning("a search has not ended after %g seconds", self._search_seconds)
+            self._thread, self._began = ThreadPoolExecutor(1, "search"), None
+            if self.index is not None:
+                self.index.reconnect()
+        thread = self._thread
+
+        def timed() -> bytes:
+            if thread is not self._thread:
+                raise IndexUnusableError("the store did not answer a search before this one")
+            self._began = time.monotonic()
+            try:
+                return work()
+            finally:
+                if thread is self._thread:
+                    self._began = None
+
+        return await asyncio.get_running_loop().run_in_executor(thread, timed)
+
     def described(self) -> list[dict[str, Any]]:
         """Entries for the list of models: the model's own index, then others of the registry."""
         entries: list[dict[str, Any]] = []
@@ -116,9 +162,16 @@ def with_instruction(options: EncodeOptions, space: IndexSpace | None) -> Encode
     return options._replace(instruction=space.instruction_of(options.role))
 
 
-def header(space: IndexSpace | None) -> str:
-    """Value of the header that names the index to which vectors belong; empty: none."""
-    if space is None:
-        return ""
+def fits(options: EncodeOptions, space: IndexSpace) -> bool:
+    """Whether a request's options give vectors as the index's store takes them: dimensions and
+    number type.
+    """
+    formats = _FORMATS.get(space.number_type, ("float", "base64"))
+    width = options.dimensions in (None, space.dimensions)
+    return width and options.encoding_format in formats
+
+
+def header(space: IndexSpace) -> str:
+    """Value of the header that names the index to which vectors belong."""
     adapter = "" if space.adapter is None else f"; adapter={space.adapter.kind}"
     return f"{space.name}; table={space.table}{adapter}"

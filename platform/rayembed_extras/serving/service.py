@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -21,13 +22,14 @@ from rayembed.models.passes.encoding import default_budget, encode_tokens, no_un
 from rayembed.models.transformer_model import TransformerModel
 from rayembed.proof.check import changed_packages, check, tolerated
 from rayembed.proof.proof import ProofText, read_proof
-from rayembed.registry.indexes import IndexEntry, NamedIndex
+from rayembed.registry.indexes import IndexEntry, IndexSpace, NamedIndex
 from rayembed.registry.openai_schema import EncodeOptions, RequestError
 from rayembed_extras.serving.batcher import Batcher
 from rayembed_extras.serving.routes import ROUTES, Call, Embedded, Offer, Text
 from rayembed_extras.serving.served_index import (
     IndexUnusableError,
     ServedIndex,
+    fits,
     header,
     placed,
     with_instruction,
@@ -79,7 +81,8 @@ class Answer(NamedTuple):
     truncated: int
     """Number of texts longer than the model's maximum length."""
     belongs_to: str = ""
-    """Index to which the vectors belong, with its table and adapter; empty: none."""
+    """Index to which the vectors belong as they are, or that was searched, with its table and
+    adapter; empty: none."""
 
 
 @dataclass
@@ -147,7 +150,7 @@ class EmbeddingService:
         self.limits = limits or Limits()
         self.counts = Counts()
         self._model = model
-        self._index = ServedIndex(index, named_indexes)
+        self._index = ServedIndex(index, named_indexes, search_seconds=self.limits.request_seconds)
         own = None if index is None else self._index
         self._offer = Offer(name, model.dimensions, token_arrays, own, self.limits.results)
         self._created = int(time.time())
@@ -249,7 +252,11 @@ class EmbeddingService:
         self.waiting_texts += len(texts)
         try:
             embedded = await self._embed(call)
-            content = await asyncio.to_thread(_joined, call.answer(embedded))
+            write = partial(_joined, call.answer(embedded))
+            if call.searches:
+                content = await self._index.in_search_thread(write)
+            else:
+                content = await asyncio.to_thread(write)
         except RequestError as error:
             raise ServiceError(400, str(error), field=error.field) from None
         except DataError as error:
@@ -258,7 +265,16 @@ class EmbeddingService:
             raise ServiceError(503, str(error)) from None
         finally:
             self.waiting_texts -= len(texts)
-        return Answer(content, len(embedded.truncated), header(embedded.space))
+        return Answer(content, len(embedded.truncated), self._belongs_to(call, embedded.space))
+
+    def _belongs_to(self, call: Call, space: IndexSpace | None) -> str:
+        """Describe the index to which an answer's vectors belong, or that was searched."""
+        if space is None:
+            return ""
+        role, given = call.options.role, call.options.instruction
+        own = self._model.instruction_of(role, space.instruction_of(role))
+        as_own = given is None or self._model.instruction_of(role, given) == own
+        return header(space) if call.searches or (as_own and fits(call.options, space)) else ""
 
     async def _embed(self, call: Call) -> Embedded:
         options, space = call.options, None
