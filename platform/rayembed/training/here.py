@@ -25,6 +25,7 @@ from rayembed.config.run import Run
 from rayembed.data.plan.stream import prefetched
 from rayembed.distributed.random_state import capture, restore
 from rayembed.errors import DeviceMemoryError, PlacementError, RayembedError
+from rayembed.machine.allocator import freed_memory_kept
 from rayembed.machine.device import deterministic
 from rayembed.machine.hardware import release_memory
 from rayembed.training.callbacks import Preemption
@@ -336,7 +337,7 @@ def _one_worker(placement: Placement) -> Iterator[None]:
     before = dict(os.environ)
     os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed asks for it
     try:
-        with deterministic(placement.deterministic):
+        with deterministic(placement.deterministic), freed_memory_kept():
             yield
     finally:
         torch.set_num_threads(threads)

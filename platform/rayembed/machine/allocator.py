@@ -1,0 +1,35 @@
+"""Keep freed memory in a process that allocates the same blocks again and again."""
+
+import ctypes
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+"""Parameters of glibc's `mallopt`."""
+_DEFAULTS = {_TRIM_THRESHOLD: 128 << 10, _TOP_PAD: 128 << 10, _MMAP_THRESHOLD: 128 << 10}
+_KEPT = {_TRIM_THRESHOLD: (1 << 31) - 1, _TOP_PAD: 64 << 20, _MMAP_THRESHOLD: 32 << 20}
+"""A step's blocks of up to 32 MiB, the most that glibc takes, lie in the heap, whose end is not
+returned."""
+
+
+@contextmanager
+def freed_memory_kept() -> Iterator[None]:
+    """Keep the memory that this process frees within the block for its next allocations.
+
+    glibc by itself returns blocks of a step to the system, which clears each page again for the
+    next step. Other C libraries, and allocators that are preloaded, are left as they are.
+    """
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if not hasattr(libc, "mallopt"):
+        yield
+        return
+    assert libc is not None
+    for parameter, value in _KEPT.items():
+        libc.mallopt(parameter, value)
+    try:
+        yield
+    finally:
+        for parameter, value in _DEFAULTS.items():
+            libc.mallopt(parameter, value)
+        libc.malloc_trim(0)
