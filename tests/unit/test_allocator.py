@@ -2,6 +2,7 @@
 
 import platform
 import resource
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,5 +40,4 @@ def test_memory_goes_back_to_the_system_at_the_end():
 
 
 def resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
