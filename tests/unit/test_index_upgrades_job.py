@@ -125,14 +125,14 @@ def test_a_measurement_is_made_once_and_keep_decides(index, monkeypatch):
     monkeypatch.setattr(upgrades, "_measured", None)
     again = upgrades.upgrade(run_of(values, keep=0.01, price_per_hour=5))
     assert again.report == first.report
-    assert (first.recommended.road, again.recommended.road) == ("backfill", "adapter")
+    assert (first.recommended.road, again.recommended.road) == ("backfill", "compatible")
     assert again.prices[1].money == pytest.approx(5 * again.prices[1].hours)
     assert first.prices[1].money is None
 
 
 def test_an_adapter_is_recorded_and_maps_the_new_models_queries(made, index, tmp_path):
     store, values = index
-    done = upgrades.upgrade(run_of(values, keep=0.01), "auto")
+    done = upgrades.upgrade(run_of(values, keep=0.01, maps=["orthogonal", "affine"]), "auto")
     assert done.lines[0].startswith("Adapter")
     record = known_index(str(tmp_path), "docs").tables["docs_1"]
     weights = done.report.new_weights

@@ -1,14 +1,17 @@
 """The registry follows an index: built, given an adapter, upgraded, rolled back, dropped."""
 
 import json
+import shutil
 
+import numpy as np
 import pytest
 from made_up_index import sentences, settings, write
 from registered import register
 from tiny_folders import save_biencoder
 
 import rayembed
-from rayembed.errors import StorageError
+from rayembed.assets import resolver
+from rayembed.errors import ConfigError, StorageError
 from rayembed.models.loading.files import weights_fingerprint
 from rayembed.registry.aliases import CHAMPION, alias_version
 from rayembed.registry.index_tags import indexes_of
@@ -18,6 +21,7 @@ from rayembed.registry.registered_model import connect
 from rayembed.registry.tracking import Tracker
 from rayembed_extras.index_upgrades import readiness
 from rayembed_extras.index_upgrades.job import run_upgrade_job
+from rayembed_extras.index_upgrades.maps import load_map
 from rayembed_extras.indexing.build import build_index
 from rayembed_extras.indexing.manifest import changed_table, read_manifest, write_manifest
 from rayembed_extras.serving import on_ray
@@ -204,6 +208,34 @@ def with_share(storage, weights, share):
     adapters = dict(manifest.tables["docs_1"].adapter)
     adapters[weights] = {**adapters[weights], "share": share}
     write_manifest(str(storage), changed_table(manifest, "docs_1", adapter=adapters))
+
+
+def test_an_adapter_is_found_for_an_alias_a_folder_and_a_hub_name(
+    made, cache, tmp_path, monkeypatch
+):
+    """It lies with the index, and is found by the model's weights."""
+    home, storage, uri, *_ = made
+    build_index(run_of(made, name="several", store__to=str(tmp_path / "tables")))
+    words = ["--name", "several", "--model", f"models:/{NAME}@candidate", "--road", "adapter"]
+    sets = ["placement.runtime=local", f"placement.storage_path={storage}", "maps=[affine]"]
+    assert run_upgrade_job([*words, *(w for value in sets for w in ("--set", value))]) == 0
+    hub = shutil.copytree(home / "model2", tmp_path / "snapshot")
+    (hub / "README.md").write_text("A card.")
+    monkeypatch.setattr(resolver, "fetch_model_from_hub", lambda reference, cache: hub)
+    plain = rayembed.load(home / "model2").encode_query(["foxes"])
+    (folder,) = (storage / "indexes" / "several" / "adapters").iterdir()
+    wanted = load_map(folder)(plain)
+    assert np.abs(wanted - plain).max() > 0.1, "the control"
+    names = (f"models:/{NAME}@candidate", f"models:/{NAME}/2", str(home / "model2"))
+    for reference in (*names, "hf://org/name@main"):
+        loaded = rayembed.load(reference, for_index="several", output=storage)
+        np.testing.assert_allclose(loaded.encode_query(["foxes"]), wanted, atol=1e-6)
+        served = ServedModel(name="m", model=reference, use_gpu=False, index="several")
+        service = on_ray.load(served, Limits(), uri, str(storage))
+        entries = {entry["name"]: entry for entry in service._index.described()}
+        assert (entries["several"]["adapter"], entries["several"]["serves"]) == ("affine", True)
+    with pytest.raises(ConfigError, match="its documents do not belong"):
+        loaded.encode_document(["foxes"])
 
 
 def test_an_index_is_complete_also_where_the_registry_is_away(

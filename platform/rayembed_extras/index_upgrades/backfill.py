@@ -26,13 +26,7 @@ from rayembed_extras.indexing.documents import (
     document_pieces,
     settled_columns,
 )
-from rayembed_extras.indexing.lock import locked_index
-from rayembed_extras.indexing.manifest import (
-    TableRecord,
-    changed_table,
-    read_manifest,
-    write_manifest,
-)
+from rayembed_extras.indexing.manifest import TableRecord, changed_table, write_manifest
 from rayembed_extras.indexing.settings import Documents, IndexRun
 
 logger = logging.getLogger(__name__)
@@ -66,7 +60,8 @@ def check_backfill(run: UpgradeRun, record: TableRecord) -> None:
 def backfill(run: UpgradeRun, storage: str, weights: str) -> tuple[str, ...]:
     """Embed all documents into a new table, and let the index's name refer to it in one step.
 
-    A killed backfill goes on by the same call; the former table is kept.
+    A killed backfill goes on by the same call; the former table is kept. The caller has locked the
+    index, so that no other job changes it from the first document that is read to the switch.
 
     Args:
         weights: fingerprint of the new model.
@@ -107,39 +102,23 @@ def backfill(run: UpgradeRun, storage: str, weights: str) -> tuple[str, ...]:
         "placement": run.placement.model_dump(mode="json"),
     }
     built = build_index(parse(IndexRun, settings), beside=table)
-    with locked_index(storage, run.name):
-        index = _settled(storage, run, table, index.record)
-        former = index.table
-        point(index, table)
-        index.store.close()
-        remove_folder(source)
-    counts = built.manifest.tables[table].counts
+    manifest = built.manifest
+    if run.query_instruction is not None:
+        made_by = manifest.tables[table].made_by
+        made_by = made_by.model_copy(update={"query_instruction": run.query_instruction})
+        write_manifest(storage, changed_table(manifest, table, made_by=made_by))
+    index = open_index(storage, run.name)
+    former = index.table
+    point(index, table)
+    index.store.close()
+    remove_folder(source)
+    counts = manifest.tables[table].counts
     return (
         f"Backfilled {counts['texts']:,} texts into {table} by {run.model} "
         f"(before: {made.reference})",
         f"Switched   {run.name} refers to {table}; {former} is kept: --rollback goes back, --drop "
         "removes it",
     )
-
-
-def _settled(storage: str, run: UpgradeRun, table: str, former: TableRecord) -> OpenIndex:
-    """Open the index, and record the queries' instruction of the new table.
-
-    Raises:
-        DataError: the former table was updated after its documents were read.
-    """
-    manifest = read_manifest(storage, run.name)
-    assert manifest is not None
-    if manifest.tables[manifest.current or ""].updated != former.updated:
-        raise DataError(
-            f"the index {run.name!r} was updated while {table} was filled, so {table} lacks those "
-            "changes; start the same command again, which embeds them"
-        )
-    if run.query_instruction is not None:
-        made_by = manifest.tables[table].made_by
-        made_by = made_by.model_copy(update={"query_instruction": run.query_instruction})
-        write_manifest(storage, changed_table(manifest, table, made_by=made_by))
-    return open_index(storage, run.name)
 
 
 def _documents(record: TableRecord, path: str) -> Documents:

@@ -5,7 +5,8 @@ from rayembed.jobs.table import SERVE, Command
 UPGRADE = Command(
     SERVE,
     "Change the model of an index: measure the roads, recommend one, and take it.\n\n"
-    "An adapter maps the new model's queries into the index as it is; a backfill embeds all "
-    "documents again, and then the index's name refers to them. --rollback goes back.",
+    "A compatible model's queries go to the index as they are, an adapter maps them into it; a "
+    "backfill embeds all documents again, and then the index's name refers to them. --rollback "
+    "goes back.",
     "rayembed_extras.index_upgrades.job:run_upgrade_job",
 )

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 FULL = "full re-embedding"
 """Label of the road that embeds all documents again."""
+BEFORE, IDENTITY = "before the upgrade", "no map (identity)"
+"""Labels of the roads of old queries, and of new queries as they are, on old documents."""
 _MOST_FIT_ROWS = 4
 """Fitted rows for each of `fit_documents`: long documents have many chunks."""
 _FEWEST_QUERIES = 20
@@ -145,7 +147,7 @@ def compare_roads(
     roads += _old_roads(old, texts, vectors, relevant, full)
     for kind, made in maps.items():
         scores = score(vectors.ranked(made(new_queries), "old"), relevant)
-        label = "no map (identity)" if kind == "identity" else f"map: {kind}"
+        label = IDENTITY if kind == "identity" else f"map: {kind}"
         roads.append(
             MeasuredRoad(
                 label,
@@ -215,7 +217,7 @@ def _old_roads(
     relevant: Sequence[Mapping[int, int]],
     full: QueryScores,
 ) -> list[MeasuredRoad]:
-    cells = [("before the upgrade", "old", "old"), ("old queries", "old", "new")]
+    cells = [(BEFORE, "old", "old"), ("old queries", "old", "new")]
     made = None if old is None else old.queries(texts)
     roads = []
     for label, queries, documents in cells:
@@ -263,6 +265,17 @@ def _sentences(
     return found[:half], found[half:]
 
 
+def sample_notes(sample: TextSample) -> list[str]:
+    """Note that a part of the index is searched; none if all of it is."""
+    searched = int(sample.searched.sum())
+    if searched == sample.documents:
+        return []
+    return [
+        f"measured on {searched:,} of {sample.documents:,} documents: those that queries are "
+        "judged on, and a random sample, among which all roads find more"
+    ]
+
+
 def _notes(
     roads: Sequence[MeasuredRoad],
     best: QueryMap | None,
@@ -271,13 +284,8 @@ def _notes(
     *,
     is_judged: bool,
 ) -> list[str]:
-    notes = []
-    if int(sample.searched.sum()) < sample.documents:
-        notes.append(
-            f"measured on {int(sample.searched.sum()):,} of {sample.documents:,} documents: those "
-            "that queries are judged on, and a random sample, among which all roads find more"
-        )
-    before = next(road for road in roads if road.label == "before the upgrade")
+    notes = sample_notes(sample)
+    before = next(road for road in roads if road.label == BEFORE)
     full = roads[0].scores
     if before.scores is None:
         notes.append("the index's model was not loaded, so its own queries are not measured")

@@ -1,13 +1,9 @@
 """Run the upgrade job, from its command-line arguments to tables, a switch and an exit code."""
 
 import argparse
-from typing import TYPE_CHECKING
 
 from rayembed.pipeline.job import Job, JobContext, Reader, option
 from rayembed_extras.index_upgrades.settings import UpgradeRun
-
-if TYPE_CHECKING:
-    from rayembed_extras.index_upgrades.upgrade import Upgraded
 
 _READER = Reader(
     kind=UpgradeRun,
@@ -29,13 +25,19 @@ _READER = Reader(
         ),
         option(
             "--documents PATH",
-            "files of the documents for a backfill, as `rayembed index` had them; without them the "
-            "texts in the store",
+            "files of the documents for a backfill, of the form that `rayembed index` had; without "
+            "them the texts in the store",
             sets="documents",
         ),
         option(
+            "--query-encoder",
+            "the new model embeds queries alone; documents stay with the index's own model",
+            sets="query_encoder",
+        ),
+        option(
             "--keep SHARE",
-            "share of full re-embedding's recall@10 that recommends an adapter, 0.97 by default",
+            "share of full re-embedding's recall@10 that is enough for a road without it, 0.97 by "
+            "default",
             sets="keep",
             type=float,
         ),
@@ -58,53 +60,23 @@ def _read(args: argparse.Namespace) -> UpgradeRun:
 
 def _upgrade(run: UpgradeRun, context: JobContext) -> int:
     # torch; the store's client.
+    from rayembed_extras.index_upgrades.calls import print_upgraded
     from rayembed_extras.index_upgrades.upgrade import upgrade
 
-    _print(upgrade(run, context.args.road), context)
+    print_upgraded(upgrade(run, context.args.road), context.out)
     return 0
 
 
-def _print(done: "Upgraded", context: JobContext) -> None:
-    from rayembed.display.tables import console
-    from rayembed_extras.index_upgrades.report import prices_table, roads_table
-
-    screen = console(context.out)
-    screen.print(roads_table(done.report))
-    screen.print(prices_table(done.prices))
-    if done.report.map_microseconds is not None:
-        took = f"{done.report.map_microseconds:.0f} microseconds a query"
-        context.out.write(f"Map        {done.report.best}, {took}\n")
-    for note in done.report.notes:
-        context.out.write(f"Note       {note}\n")
-    context.out.write(f"Recommend  {done.recommended.sentence}\n")
-    for path in done.written:
-        context.out.write(f"Report     {path}\n")
-    for line in done.lines:
-        context.out.write(f"{line}\n")
-
-
 def _roll_back(run: UpgradeRun, context: JobContext) -> None:
-    from rayembed_extras.index_upgrades.switch import known_index, roll_back
-    from rayembed_extras.index_upgrades.upgrade import locked, register_upgrade, storage_of
+    from rayembed_extras.index_upgrades.calls import roll_back_index
 
-    storage = storage_of(run)
-    with locked(storage, run.name):
-        before = known_index(storage, run.name)
-        former, now = roll_back(storage, run.name)
-        register_upgrade(run, storage, before)
-    context.out.write(f"Switched   {run.name} refers to {now}; {former} is kept until --drop\n")
+    context.out.write(f"{roll_back_index(run)}\n")
 
 
 def _drop(run: UpgradeRun, context: JobContext) -> None:
-    from rayembed_extras.index_upgrades.switch import drop_tables, known_index
-    from rayembed_extras.index_upgrades.upgrade import locked, register_upgrade, storage_of
+    from rayembed_extras.index_upgrades.calls import drop_old_tables
 
-    storage = storage_of(run)
-    with locked(storage, run.name):
-        before = known_index(storage, run.name)
-        gone = drop_tables(storage, run.name)
-        register_upgrade(run, storage, before)
-    context.out.write(f"Dropped    {', '.join(gone)}\n")
+    context.out.write(f"{drop_old_tables(run)}\n")
 
 
 def _show(run: UpgradeRun, context: JobContext) -> None:
@@ -123,7 +95,8 @@ def _show(run: UpgradeRun, context: JobContext) -> None:
     sample = min(record.documents_read or record.rows, run.fit_documents + run.searched_documents)
     tell(f"index {run.name}: table {manifest.current}, {record.rows:,} rows, made by ")
     tell(f"{made.reference} ({made.weights}, {made.dimensions} dimensions, {made.number_type})\n")
-    tell(f"embeds {sample:,} documents by {run.model} to measure; all of them for a backfill\n")
+    if not run.query_encoder:
+        tell(f"embeds {sample:,} documents by {run.model} to measure; all for a backfill\n")
     for table, each in manifest.tables.items():
         if not each.complete:
             tell(f"{table} is half-filled by {each.made_by.reference}\n")
@@ -133,9 +106,9 @@ run_upgrade_job = Job(
     options=(
         *_READER.options,
         option(
-            "--road {adapter,backfill,auto}",
-            "do it: a map of queries, all documents embedded again, or the recommended one; "
-            "default: measure and recommend only",
+            "--road {compatible,adapter,backfill,auto}",
+            "do it: new queries as they are, a map of queries, all documents embedded again, or "
+            "the recommended one; default: measure and recommend only",
         ),
     ),
     read=_read,

@@ -43,7 +43,9 @@ def _adapted(question: ReadyQuestion, record: TableRecord) -> Check:
         return _check(question, holds=False, note=note)
     value, low, high = (100 * float(number) for number in entry["share"])
     of = "recall@10" if entry.get("judged") else "the first 10 documents"
-    kept = f"the adapter {entry.get('kind')} keeps {value:.1f} % ({low:.1f} to {high:.1f}) of {of}"
+    kind = entry.get("kind")
+    what = "its queries as they are keep" if kind == "identity" else f"the adapter {kind} keeps"
+    kept = f"{what} {value:.1f} % ({low:.1f} to {high:.1f}) of {of}"
     if question.compatible is None:
         note = f"{made}; {kept}: allow it by --compatible 0.97, or {upgrade} backfill"
         return _check(question, holds=False, note=note)

@@ -10,7 +10,7 @@ from rayembed.assets.json_files import read_json, write_json
 from rayembed.assets.storage import exists, join, write_atomic
 from rayembed.display.figures import COLOURS, INK, new_figure, png_of, set_title
 from rayembed.display.tables import MISSING, Table, show
-from rayembed_extras.index_upgrades.compare import Measurement
+from rayembed_extras.index_upgrades.compare import FULL, Measurement
 from rayembed_extras.index_upgrades.maps import MapKind
 from rayembed_extras.index_upgrades.price import RoadPrice
 
@@ -62,11 +62,17 @@ class UpgradeReport:
     """Without money, which depends on the price per hour."""
     map_microseconds: float | None
     """Time to map a query's vector, alone."""
+    query_encoder: bool = False
+    """Whether the new model embeds queries alone; shares are then of the old model's recall."""
+
+    def road_of(self, kind: MapKind | None) -> RoadRow | None:
+        """Road of a map, `identity` for none; None: it was not measured."""
+        return next((row for row in self.roads if kind and row.kind == kind), None)
 
     @property
-    def mapped(self) -> RoadRow | None:
-        """The best map's road."""
-        return next((row for row in self.roads if self.best and row.kind == self.best), None)
+    def base(self) -> str:
+        """Road that shares are of."""
+        return "the index's own model" if self.query_encoder else FULL
 
 
 def road_rows(measured: Measurement) -> tuple[RoadRow, ...]:
@@ -144,7 +150,8 @@ def roads_table(report: UpgradeReport) -> Table:
     heads = ["Road", "Queries", "Documents", recall, "nDCG@10", "Share kept (95 %)", "nDCG apart"]
     rows = [_cells(row, report.best) for row in report.roads]
     of = "judged queries" if report.judged else "first sentences of documents"
-    note = "" if report.judged else "; right are the new model's own first 10"
+    whose = f"{report.base}'s" if report.query_encoder else "the new model's own"
+    note = "" if report.judged else f"; right are {whose} first 10"
     title = (
         f"Upgrade of {report.index}: {report.num_queries:,} {of} over {report.searched:,} of "
         f"{report.documents:,} documents{note}"
@@ -218,7 +225,7 @@ def roads_plot(report: UpgradeReport) -> bytes:
         axes.annotate(f"{value:.1f}", (high, place), (6, -3), textcoords="offset points", size=8)
     axes.set_yticks(range(len(rows)), [row.label for row in reversed(rows)])
     axes.margins(x=0.12, y=0.15)
-    axes.set_xlabel("% of full re-embedding's recall@10")
+    axes.set_xlabel(f"% of {report.base}'s recall@10")
     set_title(axes, f"Upgrade of {report.index}")
     return png_of(figure)
 
@@ -232,7 +239,7 @@ def upgrade_page(
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
         files("rayembed_extras.index_upgrades").joinpath("page.html").read_text(encoding="utf-8")
     )
-    tables = [roads_table(report), prices_table(prices)]
+    tables = [roads_table(report), *([prices_table(prices)] if prices else [])]
     page: str = template.render(
         report=report,
         sentence=sentence,
@@ -246,35 +253,40 @@ def upgrade_page(
 class Recommendation:
     """The recommended road with its reason."""
 
-    road: Literal["adapter", "backfill"]
+    road: Literal["compatible", "adapter", "backfill"] | None
+    """None: the index's own model stays, as a query encoder cannot embed its documents."""
     sentence: str
 
 
 def recommend(report: UpgradeReport, keep: float) -> Recommendation:
-    """Recommend the adapter if the lower end of its interval keeps the stated share of full
-    re-embedding's recall@10, else the backfill.
+    """Recommend the first of the roads `compatible` and `adapter` with the lower end of its
+    interval at the stated share of full re-embedding's recall@10, else the backfill.
     """
-    backfill = next(price for price in report.prices if price.road == "backfill")
-    cost = f"{backfill.texts:,} texts, about {shown_hours(backfill.hours)} of one process"
-    mapped = report.mapped
-    if mapped is None or mapped.share is None:
-        return Recommendation("backfill", f"Backfill ({cost}): no map could be measured.")
-    of = "recall@10" if report.judged else "first 10 documents"
-    value, low, high = (100 * number for number in mapped.share)
-    name = (
-        "new queries without a map keep"
-        if mapped.kind == "identity"
-        else (f"the map {mapped.kind} keeps")
-    )
-    kept = f"{name} {value:.1f} % ({low:.1f} to {high:.1f}) of full re-embedding's {of}"
-    if low >= 100 * keep:
-        return Recommendation(
-            "adapter",
-            f"Adapter: {kept}, and {100 * keep:g} % is enough; a backfill ({cost}) can wait.",
-        )
-    return Recommendation(
-        "backfill", f"Backfill ({cost}): {kept}, whose lower end is below {100 * keep:g} %."
-    )
+    of = f"{report.base}'s {'recall@10' if report.judged else 'first 10 documents'}"
+    backfill = next((price for price in report.prices if price.road == "backfill"), None)
+    cost = later = ""
+    if backfill is not None:
+        cost = f" ({backfill.texts:,} texts, about {shown_hours(backfill.hours)} of one process)"
+        later = f"; a backfill{cost} can wait"
+    kept = "no map could be measured"
+    for row in (report.road_of("identity"), report.road_of(report.best)):
+        if row is None or row.share is None:
+            continue
+        value, low, high = (100 * number for number in row.share)
+        as_they_are = row.kind == "identity"
+        what = "new queries without a map keep" if as_they_are else f"the map {row.kind} keeps"
+        kept = f"{what} {value:.1f} % ({low:.1f} to {high:.1f}) of {of}"
+        if low >= 100 * keep:
+            road: Literal["compatible", "adapter"] = "compatible" if as_they_are else "adapter"
+            best, other = report.road_of(report.best), ""
+            if best is not None and best.share is not None and best.share[0] > row.share[0]:
+                other = f"; the map {best.kind} keeps {100 * best.share[0]:.1f} %"
+            why = f"{kept}, and {100 * keep:g} % is enough{other}{later}."
+            return Recommendation(road, f"{road.capitalize()}: {why}")
+        kept += f", whose lower end is below {100 * keep:g} %"
+    if report.query_encoder:
+        return Recommendation(None, f"Stay with the index's own model: {kept}.")
+    return Recommendation("backfill", f"Backfill{cost}: {kept}.")
 
 
 def shown_hours(number: float) -> str:

@@ -16,9 +16,9 @@ from rayembed.config.types import (
 )
 from rayembed_extras.index_upgrades.maps import MapKind
 
-Road = Literal["auto", "adapter", "backfill"]
-"""Ways to a new model: a map of queries into the index, all documents embedded again, or the
-recommended one of both."""
+Road = Literal["auto", "compatible", "adapter", "backfill"]
+"""Ways to a new model: its queries on the index as they are, a map of queries into the index, all
+documents embedded again, or the recommended one."""
 
 
 class UpgradeRun(Document):
@@ -38,6 +38,9 @@ class UpgradeRun(Document):
     """The same for queries."""
     dimensions: PositiveInt | None = None
     """First dimensions of the new model's vectors to keep (Matryoshka); None: all."""
+    query_encoder: bool = False
+    """Whether the new model embeds queries alone, for documents by the index's own model
+    (docs/model_pairs.md): it is measured against that model's queries, and embeds no document."""
     queries: Reference | None = None
     """Judged queries: a folder in BEIR's layout (`queries`, `qrels`; documents are those of the
     index), or rows of `query` and `document` (id) or `positive` (text). None: first sentences of
@@ -55,7 +58,7 @@ class UpgradeRun(Document):
         "low_rank",
         "mlp",
     )
-    """Maps to fit and measure."""
+    """Maps to fit and measure; `identity` is no map, for the road `compatible`."""
     fit_on: Literal["both", "documents", "queries"] = "both"
     """Texts on which maps are fitted: documents, whose old vectors the index has; their first
     sentences, embedded as queries by both models; or both, which kept most. Without the old model
@@ -70,8 +73,8 @@ class UpgradeRun(Document):
     """First sentences by which the best map is chosen; without `queries` as many again by which
     the roads are measured."""
     keep: Share = 0.97
-    """Share of full re-embedding's recall@10 that recommends an adapter, if the lower end of its
-    95 % interval reaches it."""
+    """Share of full re-embedding's recall@10 that is enough: the first of the roads `compatible`
+    and `adapter` whose 95 % interval has its lower end there is recommended."""
     price_per_hour: PositiveFloat | None = None
     """Price of an hour of one worker, in any currency; None: roads are priced in hours alone."""
     seed: Seed = 0

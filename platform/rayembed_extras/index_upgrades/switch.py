@@ -57,16 +57,24 @@ class OpenIndex:
         """Name of the table that a backfill by a model fills: one that it has begun, or filled
         without a switch to it, else one with the next number.
 
+        The name has never referred to a table with a greater number than the current and the former
+        one have; tables with lesser ones stay as they were when it left them.
+
         Args:
             weights: fingerprint of the model.
         """
-        known, taken = self.manifest.tables, (self.table, self.manifest.before)
-        for table, record in known.items():
-            if record.made_by.weights == weights and table not in taken:
-                return table
         pattern = re.compile(re.escape(self.name) + r"_(\d+)")
-        found = map(pattern.fullmatch, {*known, *self.store.tables(self.name)})
-        return f"{self.name}_{1 + max(int(one[1]) for one in found if one)}"
+
+        def number(table: str | None) -> int:
+            found = pattern.fullmatch(table or "")
+            return int(found[1]) if found else 0
+
+        known = self.manifest.tables
+        last = max(number(self.table), number(self.manifest.before))
+        for table, record in known.items():
+            if record.made_by.weights == weights and number(table) > last:
+                return table
+        return f"{self.name}_{1 + max(map(number, [*known, *self.store.tables(self.name)]))}"
 
     @property
     def half_filled(self) -> dict[str, TableRecord]:

@@ -10,7 +10,9 @@ import numpy as np
 
 from rayembed.assets.storage import join
 from rayembed.config.document import fingerprint
+from rayembed.display.tables import Table, show
 from rayembed.errors import ConfigError, RayembedError
+from rayembed.models.loading.load import saved_widths
 from rayembed.pipeline.job import work_begins
 from rayembed.pipeline.storage import absolute_storage
 from rayembed_extras.index_upgrades.backfill import backfill, check_backfill, texts_of_rows
@@ -22,7 +24,7 @@ from rayembed_extras.index_upgrades.judged import (
     positive_texts,
     read_queries,
 )
-from rayembed_extras.index_upgrades.maps import QueryMap, load_map
+from rayembed_extras.index_upgrades.maps import QueryMap, identity_map, load_map
 from rayembed_extras.index_upgrades.models import (
     UpgradeModel,
     fixed_reference,
@@ -32,6 +34,7 @@ from rayembed_extras.index_upgrades.models import (
     weights_of,
 )
 from rayembed_extras.index_upgrades.price import RoadPrice, price_roads, vector_bytes
+from rayembed_extras.index_upgrades.query_encoder import compare_query_encoder
 from rayembed_extras.index_upgrades.report import (
     MAP_FOLDER,
     Recommendation,
@@ -39,6 +42,7 @@ from rayembed_extras.index_upgrades.report import (
     read_report,
     recommend,
     road_rows,
+    roads_table,
     write_report,
 )
 from rayembed_extras.index_upgrades.sample import Texts, documents_by_text, draw_sample
@@ -79,6 +83,14 @@ class Upgraded:
     """Addresses of the report's files."""
     lines: tuple[str, ...] = ()
     """Lines that say what was done."""
+
+    @property
+    def roads(self) -> Table:
+        """Table of all measured roads."""
+        return roads_table(self.report)
+
+    def _repr_markdown_(self) -> str:
+        return f"{show(self.roads, 'markdown')}\n{self.recommended.sentence}"
 
 
 @dataclass(frozen=True)
@@ -134,13 +146,13 @@ def upgrade(run: UpgradeRun, road: Road | None = None) -> Upgraded:
         written = write_report(folder, report, recommended.sentence, prices)
         chosen = recommended.road if road == "auto" else road
         lines: tuple[str, ...] = ()
-        if chosen == "adapter":
-            lines = _take_adapter(run, checked, report, load_map(join(folder, MAP_FOLDER)))
+        if chosen in ("adapter", "compatible"):
+            lines = _take_adapter(run, checked, report, folder, chosen)
             register_upgrade(run, storage, before)
         checked.index.store.close()  # a folder of Qdrant opens once
-    if chosen == "backfill":
-        lines = backfill(run, storage, checked.weights)
-        register_upgrade(run, storage, before)
+        if chosen == "backfill":
+            lines = backfill(run, storage, checked.weights)
+            register_upgrade(run, storage, before)
     return Upgraded(report, prices, recommended, tuple(written), lines)
 
 
@@ -164,10 +176,18 @@ def _check(run: UpgradeRun, storage: str, road: Road | None) -> _Checked:
     index = open_index(storage, run.name)
     made = index.record.made_by
     files = None if run.queries is None else find_queries(run.queries, run.split)
-    if road in ("backfill", "auto") or not layout_of(index.record).has_text:
+    if run.query_encoder and road in ("adapter", "backfill"):
+        raise ConfigError(
+            f"a query encoder embeds no documents, which --road {road} needs; its one road is "
+            "compatible. Leave --query-encoder out to let the new model embed documents, too"
+        )
+    embeds = road in ("backfill", "auto") and not run.query_encoder
+    if embeds or not layout_of(index.record).has_text:
         check_backfill(run, index.record)
     folder = model_folder(run.model, storage, run.tracking_uri)
     weights = weights_of(folder)
+    if road == "compatible" or run.query_encoder:
+        _check_width(run, folder, made)
     if weights == made.weights:
         _check_changed(run, made, road)
     former = index.manifest.tables.get(index.manifest.before or "")
@@ -177,7 +197,7 @@ def _check(run: UpgradeRun, storage: str, road: Road | None) -> _Checked:
             f"go back to it by: rayembed upgrade --name {run.name} --rollback"
         )
     for table, record in index.half_filled.items():
-        if record.made_by.weights != weights or road == "adapter":
+        if record.made_by.weights != weights or road in ("adapter", "compatible"):
             raise ConfigError(
                 f"a backfill of {run.name!r} by {record.made_by.reference} "
                 f"({record.made_by.weights}) into {table!r} is half done; finish it by the same "
@@ -185,6 +205,23 @@ def _check(run: UpgradeRun, storage: str, road: Road | None) -> _Checked:
                 "--drop"
             )
     return _Checked(index, folder, weights, files)
+
+
+def _check_width(run: UpgradeRun, folder: Path, made: MadeBy) -> None:
+    """Raise unless the new model's queries have as many dimensions as the index's vectors.
+
+    Raises:
+        ConfigError: they do not, or no map is measured.
+    """
+    width = run.dimensions or saved_widths(folder)[0]
+    if width != made.dimensions:
+        raise ConfigError(
+            f"{run.model} gives vectors of {width} dimensions, but the index {run.name!r} has "
+            f"{made.dimensions}, so that its queries do not fit as they are; take --road adapter, "
+            "or --set dimensions=… if the model was trained for fewer"
+        )
+    if "identity" not in run.maps:
+        raise ConfigError("the road compatible is measured as no map: add `identity` to maps")
 
 
 def _check_changed(run: UpgradeRun, made: MadeBy, road: Road | None) -> None:
@@ -213,7 +250,7 @@ def _measured(run: UpgradeRun, checked: _Checked, folder: str) -> UpgradeReport:
         layout_of(record),
         judged=set() if judged is None else judged.documents,
         searched=run.searched_documents,
-        fits=run.fit_documents,
+        fits=0 if run.query_encoder else run.fit_documents,
         seed=run.seed,
         texts=_texts(run, index),
     )
@@ -228,17 +265,20 @@ def _measured(run: UpgradeRun, checked: _Checked, folder: str) -> UpgradeReport:
         use_gpu=run.placement.use_gpu,
     )
     old = _old_model(run, checked)
-    measured = compare_roads(run, sample, old, new, judged)
+    compare = compare_query_encoder if run.query_encoder else compare_roads
+    measured = compare(run, sample, old, new, judged)
     best = measured.best
-    prices = price_roads(
-        new.rate,
-        rows=sample.rows,
-        sample_texts=measured.sample_rows,
-        old_bytes=vector_bytes(sample.rows, made.dimensions, made.number_type),
-        new_bytes=vector_bytes(sample.rows, new.width, made.number_type),
-        map_bytes=0 if best is None else best.num_bytes,
-        price_per_hour=None,
-    )
+    prices: list[RoadPrice] = []
+    if not run.query_encoder:
+        prices = price_roads(
+            new.rate,
+            rows=sample.rows,
+            sample_texts=measured.sample_rows,
+            old_bytes=vector_bytes(sample.rows, made.dimensions, made.number_type),
+            new_bytes=vector_bytes(sample.rows, new.width, made.number_type),
+            map_bytes=0 if best is None else best.num_bytes,
+            price_per_hour=None,
+        )
     report = UpgradeReport(
         index.name,
         index.table,
@@ -258,6 +298,7 @@ def _measured(run: UpgradeRun, checked: _Checked, folder: str) -> UpgradeReport:
         measured.notes,
         tuple(prices),
         None if best is None else _microseconds(best),
+        run.query_encoder,
     )
     if best is not None:
         best.save(join(folder, MAP_FOLDER))
@@ -327,19 +368,29 @@ def _old_model(run: UpgradeRun, checked: _Checked) -> UpgradeModel | None:
 
 
 def _take_adapter(
-    run: UpgradeRun, checked: _Checked, report: UpgradeReport, made: QueryMap
+    run: UpgradeRun,
+    checked: _Checked,
+    report: UpgradeReport,
+    folder: str,
+    road: str,
 ) -> tuple[str, ...]:
-    mapped = report.mapped
+    """Record the best map, or none for a compatible model, with the share that it keeps."""
+    mapped = report.road_of("identity" if road == "compatible" else report.best)
+    if mapped is None:
+        raise ConfigError(f"{run.maps} has no map for these dimensions; add `affine` to maps")
+    made = identity_map(*report.dimensions) if mapped.kind == "identity" else None
+    made = made or load_map(join(folder, MAP_FOLDER))
     facts = {
         "model": fixed_reference(run.model, checked.index.storage, run.tracking_uri),
         "weights": checked.weights,
         "query_instruction": run.query_instruction,
-        "share": None if mapped is None else mapped.share,
+        "share": mapped.share,
+        "share_of": report.base,
         "judged": report.judged,
         "queries": report.num_queries,
     }
-    folder = record_adapter(checked.index, checked.weights, made, facts)
-    return (f"Adapter    {folder} ({made.kind}), recorded for {checked.index.table}",)
+    saved = record_adapter(checked.index, checked.weights, made, facts)
+    return (f"{road.capitalize():<10} {saved} ({made.kind}), recorded for {checked.index.table}",)
 
 
 def _microseconds(made: QueryMap) -> float:

@@ -12,6 +12,7 @@ ledger, and what is new or changed is embedded and written. Each step may be rep
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -37,6 +38,7 @@ from rayembed_extras.indexing.documents import (
     ReadIndexDocuments,
     TokenizerPlace,
     kept_settings,
+    recorded_settings,
 )
 from rayembed_extras.indexing.embed import AFTER, BEFORE, IndexModelSpec, ModelCheck, load
 from rayembed_extras.indexing.layout import layout_of, scale_of
@@ -78,7 +80,7 @@ def build_index(run: IndexRun, *, update: bool = False, beside: str | None = Non
     Args:
         update: compare with what the index has; without it a complete index is refused.
         beside: fill this table beside the index's current one, to which its name goes on to refer;
-            the caller switches it. None: the current one.
+            the caller has locked the index, and switches the name. None: the current one.
 
     Raises:
         RayembedError: what is wrong and what to do.
@@ -87,7 +89,7 @@ def build_index(run: IndexRun, *, update: bool = False, beside: str | None = Non
     run = settled_run(run)
     require_packages(f"the store {run.store.kind}", "indexes", *run.store.packages)
     storage = run.placement.storage_path
-    with locked_index(storage, run.name):
+    with locked_index(storage, run.name) if beside is None else nullcontext():
         before = read_manifest(storage, run.name)
         job = _Job.of(run, before, update=update, beside=beside)
         try:
@@ -234,7 +236,7 @@ class _Job(CheckedIndex):
             record = TableRecord(
                 table=self.table,
                 made_by=self._made_by(model),
-                documents=kept_settings(documents, self.columns),
+                documents=recorded_settings(documents, self.columns),
                 metadata=types,
                 parts=-(-rows // self.run.rows_per_part),
             )
@@ -384,6 +386,7 @@ class _Job(CheckedIndex):
         changed = changed_table(
             self.manifest,
             record.table,
+            documents=recorded_settings(self.run.documents, self.columns),
             complete=True,
             rows=rows,
             documents_read=documents,

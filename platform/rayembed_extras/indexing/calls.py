@@ -34,8 +34,8 @@ def index_documents(
         IndexRun,
         {
             "name": name,
-            "model": {"reference": _reference(model)},
-            "documents": {"path": rows_file(_rows(documents), storage)},
+            "model": {"reference": model_reference(model)},
+            "documents": {"path": rows_file(rows_with_text(documents), storage)},
             "store": store_values(store, to),
             "placement": {"storage_path": storage},
         },
@@ -47,7 +47,7 @@ def index_documents(
     return made
 
 
-def _reference(model: Any) -> str:
+def model_reference(model: Any) -> str:
     """Return the reference of a model, a loaded model, or a result of a training."""
     if isinstance(model, str | Path):
         return reference_of(model)
@@ -60,7 +60,7 @@ def _reference(model: Any) -> str:
     return reference_of(loaded)
 
 
-def _rows(documents: Any) -> Any:
+def rows_with_text(documents: Any) -> Any:
     """Return rows with a column `text` for a list of texts; other documents unchanged."""
     if isinstance(documents, Sequence) and not isinstance(documents, str):
         if documents and all(isinstance(one, str) for one in documents):

@@ -307,10 +307,18 @@ def _tokenizer(place: TokenizerPlace) -> Any:
 
 
 def kept_settings(documents: Documents, columns: DocumentColumns) -> dict[str, Any]:
-    """Settings that decide a table's rows, as the record keeps them: not where the files are."""
+    """Settings that decide a table's rows: not where the files are, nor their form."""
     settled = replace_id(documents, columns.id)
     left_out = {"path", "delimiter", "encoding", "max_rejected_share", "max_deleted_share"}
     return settled.model_dump(mode="json", exclude=left_out)
+
+
+def recorded_settings(documents: Documents, columns: DocumentColumns) -> dict[str, Any]:
+    """Settings of a table's record: those of `kept_settings`, and the ones that an upgrade needs to
+    read the files of the last job again.
+    """
+    settled = replace_id(documents, columns.id)
+    return settled.model_dump(mode="json", exclude={"path", "max_deleted_share"})
 
 
 def replace_id(documents: Documents, column: str | None) -> Documents:

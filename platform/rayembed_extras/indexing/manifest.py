@@ -45,7 +45,7 @@ class TableRecord(Settings):
     table: str
     made_by: MadeBy
     documents: dict[str, Any]
-    """Settings of the documents and chunks."""
+    """Settings of the documents and chunks, with delimiter and encoding of the last job's files."""
     metadata: dict[str, str] = Field(default_factory=dict)
     """Metadata column → Arrow type."""
     parts: int
