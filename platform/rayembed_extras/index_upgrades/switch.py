@@ -96,9 +96,9 @@ def known_index(storage: str, name: str) -> Manifest:
         there = {path.partition("/")[0] for path in files if path.endswith("/index.json")}
         known = nearest(name, sorted(there)) if there else "there is none"
         raise ConfigError(
-            f"there is no index {name!r} below {storage!r}: {known}. Build it by `rayembed index`, "
-            "or name the storage that has it: placement.storage_path (of a server storage_path, in "
-            "Python output)"
+            f"there is no index {name!r} below {storage!r} ({known}); build it by `rayembed "
+            "index`, or name the storage that has it: placement.storage_path (of a server "
+            "storage_path, in Python output)"
         )
     if manifest.name != name:
         raise ArtifactError(
