@@ -105,17 +105,15 @@ class Watched:
         self._thread.join()
 
     def _watch(self):
-        own = psutil.Process()
+        own, below = psutil.Process(), set()
         while not self._ended.wait(_SAMPLED_SECONDS):
+            with contextlib.suppress(psutil.Error):
+                driver = psutil.Process(self._driver)
+                below = {driver, *driver.children(recursive=True)}
             for process in own.children(recursive=True):
                 with contextlib.suppress(psutil.Error, OSError, IndexError):
-                    if process.pid == self._driver or self._works(process):
+                    if process in below or process.cmdline()[0].startswith("ray::"):
                         self._note(process.pid, memory_of(process.pid))
-
-    def _works(self, process):
-        if process.cmdline()[0].startswith("ray::"):
-            return True
-        return any(above.pid == self._driver for above in process.parents())
 
     def _note(self, pid, memory):
         before = self._peaks.setdefault(pid, dict.fromkeys(memory, 0.0))
