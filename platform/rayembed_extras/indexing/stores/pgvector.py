@@ -1,6 +1,5 @@
 """Vector store `pgvector`: a PostgreSQL database with the extension pgvector."""
 
-import os
 import re
 from typing import Any, ClassVar, Literal, Self
 
@@ -8,26 +7,14 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from rayembed.config.table import load
 from rayembed.config.types import Reference
-from rayembed.errors import ConfigError, require_packages
-from rayembed_extras.indexing.settings import NumberType, StoreSettings
+from rayembed.errors import require_packages
+from rayembed_extras.indexing.settings import NumberType
+from rayembed_extras.indexing.stores.secret import SecretStoreSettings, SecretVariable
 
-_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 _OPTION = re.compile(r"[a-z][a-z0-9_]*")
 
 
-def environment_name(value: str) -> str:
-    """Check the name of an environment variable; the message does not repeat it, since it may be
-    the secret itself.
-    """
-    if _VARIABLE.fullmatch(value) is None:
-        raise ValueError(
-            "is the name of an environment variable, in capital letters, digits and _; the secret "
-            "itself belongs into that variable, never into settings"
-        )
-    return value
-
-
-class PgvectorStore(StoreSettings):
+class PgvectorStore(SecretStoreSettings):
     """Settings of the store `pgvector`: each table is a table of PostgreSQL, the index's name a
     view of the current one.
 
@@ -40,20 +27,19 @@ class PgvectorStore(StoreSettings):
     kind: Literal["pgvector"] = "pgvector"
     number_types: ClassVar[tuple[NumberType, ...]] = ("float32", "float16", "bits")
     packages: ClassVar[tuple[str, ...]] = ("psycopg",)
+    secret_from: ClassVar[str] = "password_from"
     changeable: ClassVar[frozenset[str]] = frozenset({"index", "password_from", "connect_seconds"})
 
     to: Reference = "postgresql://"
     """Address of the database, `postgresql://user@host:5432/database`, without password; what it
     leaves out is read from PGHOST, PGUSER, PGDATABASE and the others of libpq."""
-    password_from: str = "PGPASSWORD"
+    password_from: SecretVariable = "PGPASSWORD"
     """Environment variable with the password, in all processes that write; where it is not set,
     libpq reads its password file (PGPASSFILE, `~/.pgpass`)."""
     schema_name: str = Field(default="public", min_length=1)
     """Schema of the tables and views; it must exist."""
     connect_seconds: PositiveInt = 10
     """Seconds to wait for a connection."""
-
-    _environment_name = field_validator("password_from")(environment_name)
 
     @field_validator("to")
     @classmethod
@@ -81,25 +67,6 @@ class PgvectorStore(StoreSettings):
         """Connect to the database."""
         require_packages("the store pgvector", "indexes", *self.packages)
         return load("rayembed_extras.indexing.stores.pgvector_tables:Pgvector")(self)
-
-    def password(self) -> str | None:
-        """Read the password from the environment; None: libpq looks for one itself.
-
-        Raises:
-            ConfigError: the variable that the settings name is not set.
-        """
-        value = os.environ.get(self.password_from)
-        if value is None and self.password_from != "PGPASSWORD":
-            raise ConfigError(
-                f"store.password_from names the environment variable {self.password_from}, which "
-                "is not set in this process; set it on every node, or remove the setting"
-            )
-        return value
-
-    def secrets(self) -> list[str]:
-        """Passwords of this process, which no message may hold."""
-        values = (os.environ.get(name) for name in (self.password_from, "PGPASSWORD"))
-        return [value for value in values if value]
 
 
 def check_index(index: dict[str, Any]) -> None:

@@ -64,7 +64,7 @@ class Database:
             StorageError: the server does not answer.
         """
         given: dict[str, Any] = {"application_name": "rayembed"}
-        password = self._settings.password()
+        password = self._settings.secret()
         if password is not None:
             given["password"] = password
         with self.translated("the connection"):
@@ -202,9 +202,7 @@ class Database:
 
     def _message(self, what: str, error: psycopg.Error) -> str:
         text = error.diag.message_primary or " ".join(str(error).split())
-        for password in self._settings.secrets():
-            text = text.replace(password, "…")
-        return f"{self.place}: {what} failed: {text}"
+        return f"{self.place}: {what} failed: {self._settings.without_secrets(text)}"
 
 
 def quoted(name: str) -> str:

@@ -1,15 +1,14 @@
 """Vector store `qdrant`: a Qdrant server, or its client's local mode in a folder."""
 
-import os
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
 from rayembed.config.table import load
 from rayembed.config.types import Reference
-from rayembed.errors import ConfigError, require_packages
-from rayembed_extras.indexing.settings import NumberType, StoreSettings
-from rayembed_extras.indexing.stores.pgvector import environment_name
+from rayembed.errors import require_packages
+from rayembed_extras.indexing.settings import NumberType
+from rayembed_extras.indexing.stores.secret import SecretStoreSettings, SecretVariable
 
 INSTEAD = {
     "int8": "{scalar: {type: int8, always_ram: true}}",
@@ -18,7 +17,7 @@ INSTEAD = {
 """Number type that Qdrant does not store → its quantisation that searches by such codes."""
 
 
-class QdrantStore(StoreSettings):
+class QdrantStore(SecretStoreSettings):
     """Settings of the store `qdrant`: each table is a collection, the index's name an alias of the
     current one.
 
@@ -31,6 +30,7 @@ class QdrantStore(StoreSettings):
     kind: Literal["qdrant"] = "qdrant"
     number_types: ClassVar[tuple[NumberType, ...]] = ("float32", "float16")
     packages: ClassVar[tuple[str, ...]] = ("qdrant_client",)
+    secret_from: ClassVar[str] = "key_from"
     changeable: ClassVar[frozenset[str]] = frozenset(
         {"index", "key_from", "payload_indexes", "prefer_grpc", "timeout_seconds"}
     )
@@ -39,7 +39,7 @@ class QdrantStore(StoreSettings):
     """Address of the server, `http://host:6333` or `https://…`; else a local folder, for the
     client's local mode: one process at a time, exact search in memory, meant for up to 20,000
     rows."""
-    key_from: str = "QDRANT_API_KEY"
+    key_from: SecretVariable = "QDRANT_API_KEY"
     """Environment variable with the server's API key, in all processes that write."""
     payload_indexes: dict[str, Any] = Field(default_factory=dict)
     """Metadata column → type of Qdrant's payload index for filters: `keyword`, `integer`, `float`,
@@ -48,8 +48,6 @@ class QdrantStore(StoreSettings):
     """Whether to write and search by gRPC, on port 6334."""
     timeout_seconds: PositiveInt = 60
     """Seconds to wait for an answer."""
-
-    _environment_name = field_validator("key_from")(environment_name)
 
     @field_validator("number_type")
     @classmethod
@@ -79,22 +77,3 @@ class QdrantStore(StoreSettings):
         require_packages("the store qdrant", "indexes", *self.packages)
         client = "QdrantServer" if self.is_server else "QdrantFolder"
         return load(f"rayembed_extras.indexing.stores.qdrant_tables:{client}")(self)
-
-    def key(self) -> str | None:
-        """Read the API key from the environment; None: the server asks for none.
-
-        Raises:
-            ConfigError: the variable that the settings name is not set.
-        """
-        value = os.environ.get(self.key_from)
-        if value is None and self.key_from != "QDRANT_API_KEY":
-            raise ConfigError(
-                f"store.key_from names the environment variable {self.key_from}, which is not set "
-                "in this process; set it on every node, or remove the setting"
-            )
-        return value or None
-
-    def secrets(self) -> list[str]:
-        """API keys of this process, which no message may hold."""
-        values = (os.environ.get(name) for name in (self.key_from, "QDRANT_API_KEY"))
-        return [value for value in values if value]

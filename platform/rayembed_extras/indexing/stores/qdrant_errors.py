@@ -41,9 +41,7 @@ def translated(what: str, place: str, settings: QdrantStore) -> Iterator[None]:
 
 def _as_error(what: str, place: str, settings: QdrantStore, error: Exception) -> RayembedError:
     status = error.status_code if isinstance(error, UnexpectedResponse) else None
-    text = _words(error)
-    for key in settings.secrets():
-        text = text.replace(key, "…")
+    text = settings.without_secrets(_words(error))
     message = f"{place}: {what} failed: {text}"
     if status in (401, 403) or any(code in text for code in NO_RIGHT):
         return ConfigError(

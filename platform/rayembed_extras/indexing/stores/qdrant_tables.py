@@ -336,7 +336,7 @@ class QdrantServer(QdrantTables):
             url=settings.to,
             # Without a port, https:// has 443, as behind a proxy, and http:// Qdrant's own.
             port=address.port or (443 if address.scheme == "https" else 6333),
-            api_key=settings.key(),
+            api_key=settings.secret(),
             prefer_grpc=settings.prefer_grpc,
             timeout=settings.timeout_seconds,
             check_compatibility=False,
