@@ -6,6 +6,7 @@ from memory_store import MemoryStore, index_of
 
 from rayembed.errors import ConfigError
 from rayembed.evaluation.hybrid import fused
+from rayembed.registry.indexes import IndexSearch
 from rayembed_extras.index_upgrades.maps import unit
 from rayembed_extras.indexing.table_search import TableSearch, fuse, word_index
 
@@ -56,23 +57,23 @@ def test_an_index_without_a_word_finds_nothing(tmp_path):
 
 def test_dense_and_hybrid_results_are_rows_of_the_table(search):
     made, _, vectors = search
-    (dense,) = made.search(vectors[4:], ["foxes"], 2, "dense")
+    (dense,) = made.search(IndexSearch(vectors[4:], ["foxes"], 2, "dense"))
     assert (dense[0].id, dense[0].text, dense[0].document) == ("r4", TEXTS[4], "d4")
     assert dense[0].score == pytest.approx(1, abs=1e-6)
-    (both,) = made.search(vectors[4:], ["foxes"], 5, "hybrid")
+    (both,) = made.search(IndexSearch(vectors[4:], ["foxes"], 5, "hybrid"))
     assert len(both) == 5
-    near = [hit.id for hit in made.search(vectors[4:], ["foxes"], 5, "dense")[0]]
+    near = [hit.id for hit in made.search(IndexSearch(vectors[4:], ["foxes"], 5, "dense"))[0]]
     wanted = fuse([near, word_index(search[1], "docs_1")("foxes", 5)], 5)
     assert [(hit.id, hit.score) for hit in both] == wanted
-    assert made.search(np.empty((0, 8), np.float32), [], 2, "dense") == []
+    assert made.search(IndexSearch(np.empty((0, 8), np.float32), [], 2, "dense")) == []
 
 
 def test_what_cannot_be_searched_for_words_is_refused(tmp_path):
     made, _, vectors = search_of(tmp_path, rows=4)
     with pytest.raises(ConfigError, match=r"5 rows, .* at most 4 \(limits.bm25_rows\)"):
-        made.search(vectors[:1], ["foxes"], 2, "hybrid")
+        made.search(IndexSearch(vectors[:1], ["foxes"], 2, "hybrid"))
     made, _, vectors = search_of(tmp_path / "b", store_text=False)
     with pytest.raises(ConfigError, match="keeps no texts"):
-        made.search(vectors[:1], ["foxes"], 2, "hybrid")
-    (found,) = made.search(vectors[:1], ["foxes"], 2, "dense")
+        made.search(IndexSearch(vectors[:1], ["foxes"], 2, "hybrid"))
+    (found,) = made.search(IndexSearch(vectors[:1], ["foxes"], 2, "dense"))
     assert found[0].text is None

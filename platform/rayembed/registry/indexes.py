@@ -119,6 +119,18 @@ class Hit(NamedTuple):
     metadata: dict[str, Any]
 
 
+class IndexSearch(NamedTuple):
+    """Q queries to search an index for, and what is wanted of it."""
+
+    vectors: np.ndarray
+    """(Q, dimensions) of the index."""
+    texts: Sequence[str]
+    """Q queries."""
+    k: int
+    """Rows for each query."""
+    mode: SearchMode = "dense"
+
+
 class NamedIndex(Protocol):
     """An index opened for one model; calls from several threads are safe."""
 
@@ -140,19 +152,8 @@ class NamedIndex(Protocol):
         """Reason why a table cannot be searched for words; empty if it can."""
         ...
 
-    def search(
-        self,
-        space: IndexSpace,
-        vectors: np.ndarray,
-        texts: Sequence[str],
-        k: int,
-        mode: SearchMode,
-    ) -> list[list[Hit]]:
-        """Return the k best rows of each of Q queries, best first.
-
-        Args:
-            vectors: (Q, dimensions) of the index.
-            texts: Q queries.
+    def search(self, space: IndexSpace, wanted: IndexSearch) -> list[list[Hit]]:
+        """Return the k best rows of each query, best first.
 
         Raises:
             RayembedError: the store does not answer.

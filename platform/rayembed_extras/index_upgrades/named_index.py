@@ -3,17 +3,9 @@
 import logging
 import threading
 import time
-from collections.abc import Sequence
-
-import numpy as np
 
 from rayembed.errors import RayembedError, StorageError
-from rayembed.registry.indexes import (
-    Hit,
-    IndexFunctions,
-    IndexSpace,
-    SearchMode,
-)
+from rayembed.registry.indexes import Hit, IndexFunctions, IndexSearch, IndexSpace
 from rayembed_extras.index_upgrades.maps import QueryMap
 from rayembed_extras.index_upgrades.switch import adapter_for, known_index, open_store
 from rayembed_extras.indexing.manifest import Manifest
@@ -118,21 +110,14 @@ class OpenedIndex:
         """Reason why a table cannot be searched for words; empty if it can."""
         return self._search_of(space).no_hybrid()
 
-    def search(
-        self,
-        space: IndexSpace,
-        vectors: np.ndarray,
-        texts: Sequence[str],
-        k: int,
-        mode: SearchMode,
-    ) -> list[list[Hit]]:
+    def search(self, space: IndexSpace, wanted: IndexSearch) -> list[list[Hit]]:
         """Return the k best rows of each query; see `rayembed.registry.indexes.NamedIndex`.
 
         Raises:
             RayembedError: the store does not answer.
         """
         try:
-            return self._search_of(space).search(vectors, texts, k, mode)
+            return self._search_of(space).search(wanted)
         except RayembedError:
             self.reconnect()
             raise

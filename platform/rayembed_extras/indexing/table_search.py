@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rayembed.errors import ConfigError
-from rayembed.registry.indexes import Hit, SearchMode
+from rayembed.registry.indexes import Hit, IndexSearch
 from rayembed_extras.indexing.manifest import TableRecord
 from rayembed_extras.indexing.store import VectorStore
 
@@ -121,16 +121,14 @@ class TableSearch:
         found: WordSearch | None = None if search is None else search(self._record.table)
         return found
 
-    def search(
-        self, vectors: np.ndarray, texts: Sequence[str], k: int, mode: SearchMode
-    ) -> list[list[Hit]]:
+    def search(self, wanted: IndexSearch) -> list[list[Hit]]:
         """Return the k best rows of each query; see `rayembed.registry.indexes.NamedIndex`.
 
         Raises:
             ConfigError: hybrid search of a table that cannot be searched for words.
             RayembedError: the store does not answer.
         """
-        table = self._record.table
+        table, (vectors, texts, k, mode) = self._record.table, wanted
         if mode == "hybrid" and (reason := self.no_hybrid()):
             raise ConfigError(reason)
         with self._lock:
@@ -149,8 +147,7 @@ class TableSearch:
                     fuse([[name for name, _ in near], with_words], k)
                     for near, with_words in zip(ranked, words, strict=True)
                 ]
-            wanted = sorted({name for one in ranked for name, _ in one})
-            rows = self._rows(wanted)
+            rows = self._rows(sorted({name for one in ranked for name, _ in one}))
         return [[_hit(rows[name], score) for name, score in one if name in rows] for one in ranked]
 
     def _rows(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from rayembed.assets.resolver import resolve
 from rayembed.config.types import Role
 from rayembed.errors import AssetError
-from rayembed.registry.indexes import IndexSpace, SearchMode
+from rayembed.registry.indexes import IndexSearch, IndexSpace, SearchMode
 from rayembed.registry.openai_schema import (
     ROLES,
     EncodeOptions,
@@ -216,7 +216,8 @@ def search(request: Mapping[str, Any], offer: Offer) -> Call:
         space = found.space
         assert space is not None
         words = [one.text for one in texts]
-        hits = index.search(space, found.vectors[list(found.order)], words, k, mode)
+        wanted = IndexSearch(found.vectors[list(found.order)], words, k, mode)
+        hits = index.search(space, wanted)
         head = {"model": offer.name, "index": space.name, "table": space.table, "mode": mode}
         usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
         more = {"usage": usage, "truncated": list(found.truncated), "data": []}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rayembed.errors import ConfigError, RayembedError
-from rayembed.registry.indexes import Hit, IndexEntry, IndexSpace, NamedIndex, SearchMode
+from rayembed.registry.indexes import Hit, IndexEntry, IndexSearch, IndexSpace, NamedIndex
 from rayembed.registry.openai_schema import EncodeOptions, RequestError, cut
 
 logger = logging.getLogger(__name__)
@@ -82,14 +82,7 @@ class ServedIndex:
             )
         return space
 
-    def search(
-        self,
-        space: IndexSpace,
-        vectors: np.ndarray,
-        texts: Sequence[str],
-        k: int,
-        mode: SearchMode,
-    ) -> list[list[Hit]]:
+    def search(self, space: IndexSpace, wanted: IndexSearch) -> list[list[Hit]]:
         """Search the index; see `NamedIndex.search`.
 
         Raises:
@@ -98,9 +91,9 @@ class ServedIndex:
         """
         assert self.index is not None
         try:
-            if mode == "hybrid" and (reason := self.index.no_hybrid(space)):
+            if wanted.mode == "hybrid" and (reason := self.index.no_hybrid(space)):
                 raise RequestError(f"mode = 'hybrid': {reason}", "mode")
-            return self.index.search(space, vectors, texts, k, mode)
+            return self.index.search(space, wanted)
         except RayembedError as error:
             logger.warning("the index %s cannot be searched: %s", space.name, error)
             raise IndexUnusableError(
