@@ -118,13 +118,13 @@ def sample_of(old, pairs, fits, documents):
 
 
 def judged_of(pairs, texts):
-    from rayembed_extras.index_upgrades.judged import UpgradeQueries
+    from rayembed_extras.indexing.judged_queries import JudgedQueries
 
     names = {text: f"d{number}" for number, text in enumerate(texts)}
     found: dict[str, dict[str, int]] = {}
     for query, text in pairs[:QUERIES]:
         found.setdefault(query, {})[names[text]] = 1
-    return UpgradeQueries(tuple(found), tuple(found.values()))
+    return JudgedQueries(tuple(found), tuple(found.values()))
 
 
 def measured(label, seed, sample, old, new, judged, fits):

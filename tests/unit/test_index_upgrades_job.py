@@ -297,7 +297,7 @@ def test_bad_input_is_refused_before_a_model_is_loaded(made, index, tmp_path, mo
     refused(
         "other settings need --road", model=str(made / "old"), instruction="Find it", road="auto"
     )
-    refused("no queries at", DataError, queries=str(tmp_path / "nowhere"))
+    refused("no rows at", DataError, queries=str(tmp_path / "nowhere"))
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"query": "a", "document": "d900"}\n')
     refused(

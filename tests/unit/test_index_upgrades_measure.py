@@ -7,15 +7,8 @@ import pytest
 import pytrec_eval
 from memory_store import MemoryStore, index_of, made_by
 
-from rayembed.errors import DataError
+from rayembed.errors import ConfigError, DataError
 from rayembed_extras.index_upgrades.compare import FULL, compare_roads
-from rayembed_extras.index_upgrades.judged import (
-    UpgradeQueries,
-    find_queries,
-    first_sentence,
-    positive_texts,
-    read_queries,
-)
 from rayembed_extras.index_upgrades.maps import unit
 from rayembed_extras.index_upgrades.measure import (
     as_judgements,
@@ -24,8 +17,9 @@ from rayembed_extras.index_upgrades.measure import (
     share_kept,
 )
 from rayembed_extras.index_upgrades.price import Rate, price_roads
-from rayembed_extras.index_upgrades.sample import documents_by_text, draw_sample
+from rayembed_extras.index_upgrades.sample import draw_sample, first_sentence
 from rayembed_extras.index_upgrades.settings import UpgradeRun
+from rayembed_extras.indexing.judged_queries import JudgedQueries, find_queries, read_queries
 from rayembed_extras.indexing.layout import layout_of
 
 
@@ -194,7 +188,7 @@ def test_a_turned_model_needs_a_map_and_no_backfill(tmp_path, fit_on):
 def test_judged_queries_show_what_a_map_loses(tmp_path):
     old, new = Hidden(6, 1, noise=0.3), Hidden(10, 2)
     wanted = range(0, 1200, 8)
-    judged = UpgradeQueries(
+    judged = JudgedQueries(
         tuple(TEXTS[number] for number in wanted), tuple({f"d{n}": 1} for n in wanted)
     )
     store, layout = built(tmp_path, old)
@@ -215,6 +209,45 @@ def test_judged_queries_show_what_a_map_loses(tmp_path):
     assert road(without, "before the upgrade").scores is None
     assert without.mapped.share.value > measured.mapped.share.value - 0.05, "of documents alone"
     assert "was not loaded" in without.notes[0]
+
+
+@pytest.mark.parametrize("kind", ["int8", "bits"])
+def test_roads_rank_as_a_store_of_the_number_type_does(tmp_path, kind):
+    old, new = (Hidden(64, seed, noise=1.3, hidden=64) for seed in (1, 2))
+    wanted = range(0, 1200, 8)
+    texts = [TEXTS[number] for number in wanted]
+    judged = JudgedQueries(tuple(texts), tuple({f"d{n}": 1} for n in wanted))
+    made = made_by(dimensions=64, number_type=kind)
+    sample = sampled(*built(tmp_path, old, made=made), judged=judged.documents)
+    run = UpgradeRun(name="docs", model="new", queries="x", sampled_queries=150)
+    measured = compare_roads(run, sample, old, new, judged)
+    names = np.array([int(name[1:]) for name in sample.names])
+
+    def recall(queries, documents):
+        """By codes and Hamming distances as their definitions have them; ties as in the sample."""
+        if kind == "bits":
+            codes, asked = (np.packbits(part > 0, axis=1) for part in (documents, queries))
+            apart = np.bitwise_count(asked[:, None] ^ codes[None]).sum(axis=2)
+        else:
+            apart = -queries @ np.rint(documents * 127).clip(-127, 127).T
+        return recall_of(np.argsort(apart[:, names], axis=1, kind="stable"))
+
+    def recall_of(order):
+        return np.mean([n in names[row[:10]] for n, row in zip(wanted, order, strict=True)])
+
+    of_old, of_new = old.documents(TEXTS), new.documents(TEXTS)
+    mapped = measured.best(new.queries(texts))
+    for one, queries, documents in (
+        (measured.full, new.queries(texts), of_new),
+        (road(measured, "before the upgrade"), old.queries(texts), of_old),
+        (road(measured, "old queries"), old.queries(texts), of_new),
+        (measured.mapped, mapped, of_old),
+    ):
+        assert one.scores.recall.mean() == pytest.approx(recall(queries, documents)), one.label
+    in_floats = recall_of(np.argsort(-new.queries(texts) @ of_new[names].T, axis=1))
+    assert 0.3 < measured.full.scores.recall.mean() < in_floats + 0.01
+    if kind == "bits":
+        assert measured.full.scores.recall.mean() < in_floats - 0.05, "the control"
 
 
 def test_shares_have_the_interval_of_a_ratio():
@@ -256,43 +289,45 @@ def test_prices_follow_the_measured_rate():
 
 
 def test_queries_are_read_in_beirs_layout_and_as_rows(tmp_path):
-    (tmp_path / "qrels").mkdir()
-    (tmp_path / "queries.jsonl").write_text(
+    texts = [*TEXTS[:60], "Lima.", "Rome.", "Rome. "]
+    store = MemoryStore()
+    index_of(store, tmp_path / "index", "docs", texts, vectors(len(texts), 8))
+
+    def read(path, has_text=True):
+        return read_queries(find_queries(str(path), "test"), store, "docs_1", has_text=has_text)
+
+    qrels, rows = tmp_path / "beir/qrels/test.tsv", tmp_path / "rows.jsonl"
+    qrels.parent.mkdir(parents=True)
+    (tmp_path / "beir/queries.jsonl").write_text(
         "".join(json.dumps({"_id": f"q{n}", "text": f"query {n}"}) + "\n" for n in range(3))
     )
-    (tmp_path / "qrels" / "test.tsv").write_text(
-        "query-id\tcorpus-id\tscore\nq0\td1\t2\nq0\td2\t0\nq2\td3\t1\n"
-    )
-    found = read_queries(find_queries(str(tmp_path), "test"), {})
-    assert found.texts == ("query 0", "query 2")
-    assert found.relevant == ({"d1": 2}, {"d3": 1})
-    with pytest.raises(DataError, match="no qrels/dev"):
-        find_queries(str(tmp_path), "dev")
-    rows = tmp_path / "rows.jsonl"
+    qrels.write_text("query-id\tcorpus-id\tscore\nq0\td1\t2\nq0\td2\t0\nq2\td3\t1\nq1\td3\t0\n")
+    found = read(tmp_path / "beir")
+    assert found == JudgedQueries(("query 0", "query 2"), ({"d1": 2}, {"d3": 1}))
+    assert found.documents == {"d1", "d3"}
+    with pytest.raises(DataError, match="no judgements of the split 'dev'; qrels/ has test"):
+        find_queries(str(tmp_path / "beir"), "dev")
+    qrels.write_text("query-id\tcorpus-id\tscore\nq9\td1\t1\n")
+    with pytest.raises(DataError, match=r"1 × qrels/test: .*'q9'"):
+        read(tmp_path / "beir")
+    qrels.write_text("query-id\tcorpus-id\tscore\nq1\td1\t0\n")
+    with pytest.raises(DataError, match="none with a relevant document"):
+        read(tmp_path / "beir")
     rows.write_text('{"query": "a", "document": 7}\n{"query": "a", "document": "d8"}\n')
-    assert read_queries(find_queries(str(rows), "test"), {}).relevant == ({"7": 1, "d8": 1},)
-    rows.write_text('{"query": "a", "positive": " Lima. "}\n{"query": "b", "positive": "Rome."}\n')
-    files = find_queries(str(rows), "test")
-    assert positive_texts(files) == {"Lima.", "Rome."}
-    with pytest.raises(DataError, match=r"1 × rows: a positive that no document .*rows.jsonl@"):
-        read_queries(files, {"Lima.": ["d1"]})
-    assert read_queries(files, {"Lima.": ["d1"], "Rome.": ["d2", "d3"]}).relevant[1] == {
-        "d2": 1,
-        "d3": 1,
-    }
-    with pytest.raises(DataError, match="no queries at"):
-        find_queries(str(tmp_path / "nowhere"), "test")
-    (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq9\td1\t1\n")
-    with pytest.raises(DataError, match="a query that is not there"):
-        read_queries(find_queries(str(tmp_path), "test"), {})
-
-
-def test_texts_are_compared_with_the_store(tmp_path):
-    store, _ = built(tmp_path, Hidden(8, 1), TEXTS[:60])
-    assert documents_by_text(store, "docs_1", {TEXTS[3], "other"}) == {TEXTS[3]: ["d3"]}
     store.scanned.clear()
-    assert documents_by_text(store, "docs_1", set()) == {}
-    assert store.scanned == []
+    assert read(rows).grades == ({"7": 1, "d8": 1},)
+    assert store.scanned == [], "texts are compared only where rows name some"
+    rows.write_text('{"query": "a", "positive": " Lima. "}\n{"query": "b", "positive": "Rome."}\n')
+    assert read(rows).grades == ({"d60": 1}, {"d61": 1, "d62": 1})
+    with pytest.raises(ConfigError, match="docs_1' keeps no texts; name them by id"):
+        read(rows, has_text=False)
+    rows.write_text('{"query": "a", "positive": "Oslo."}\n{"query": " "}\n{"query": "b"}\n')
+    with pytest.raises(DataError, match="cannot be used as they stand") as problem:
+        read(rows)
+    for reason in ("a positive that no document", "no query", "no column 'document'"):
+        assert f"1 × rows: {reason}" in str(problem.value)
+    with pytest.raises(DataError, match=r"no rows at .*nowhere"):
+        find_queries(str(tmp_path / "nowhere"), "test")
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import pytest
 from index_engines import layout_of, stored, unit_vectors
 
 from rayembed.config.settings import parse
-from rayembed.errors import ConfigError, DataError
+from rayembed.errors import ConfigError
 from rayembed.jobs.table import JOBS
 from rayembed_extras.indexing import store_scores
-from rayembed_extras.indexing.judged_queries import JudgedQueries, read_queries, scores_of
+from rayembed_extras.indexing.judged_queries import find_queries
 from rayembed_extras.indexing.manifest import MadeBy, Manifest, TableRecord, write_manifest
 from rayembed_extras.indexing.scores_job import run_scores_job, settings_in
 from rayembed_extras.indexing.settings import STORES
@@ -68,6 +68,17 @@ def make_index(
     return storage, vectors, ids
 
 
+def judged(folder: Path, grades: list[dict[str, int]]) -> Any:
+    """Files of judged queries in BEIR's layout."""
+    (folder / "qrels").mkdir(parents=True)
+    lines = [json.dumps({"_id": f"q{n}", "text": f"query {n}"}) for n in range(len(grades))]
+    (folder / "queries.jsonl").write_text("\n".join(lines))
+    rows = [f"q{n}\t{name}\t{grade}" for n, of in enumerate(grades) for name, grade in of.items()]
+    head = "query-id\tcorpus-id\tscore"
+    (folder / "qrels/test.tsv").write_text("\n".join([head, *rows]) + "\n")
+    return find_queries(str(folder), "test")
+
+
 def plain_recall(queries: np.ndarray, exact: np.ndarray, vectors: np.ndarray, k: int) -> float:
     """Recall of exact search in other vectors, without ties."""
     asked = np.argsort(-(queries @ vectors.T), axis=1)[:, :k]
@@ -95,8 +106,7 @@ def test_copies_by_number_type_index_and_search(tmp_path: Path, monkeypatch: Any
     queries = unit_vectors(np.random.default_rng(1), 40, D)
     monkeypatch.setattr(store_scores, "query_vectors", lambda *_: queries)
     nearest = np.argsort(-(queries @ vectors.T), axis=1)
-    grades: Any = tuple({ids[row[0]]: 2, ids[row[3]]: 1, "gone": 1} for row in nearest)
-    judged = JudgedQueries(tuple(f"query {n}" for n in range(40)), grades)
+    grades = [{ids[row[0]]: 2, ids[row[3]]: 1, "gone": 1} for row in nearest]
     request = ScoresRequest(
         storage,
         "docs",
@@ -105,7 +115,7 @@ def test_copies_by_number_type_index_and_search(tmp_path: Path, monkeypatch: Any
         searches=({},),
         k=5,
     )
-    report = measure(request, judged)
+    report = measure(request, judged(tmp_path / "judged", grades))
     rows = {(row.number_type, row.index): row for row in report.scores}
     assert len(rows) == 3 + 1 + 3
     layouts = {name: layout_of(name, dimensions=D) for name in ("int8", "bits")}
@@ -153,8 +163,8 @@ def test_documents_in_several_pieces_count_once(tmp_path: Path, monkeypatch: Any
     storage, vectors, ids = make_index(tmp_path, "parquet", pieces=4)
     queries = vectors[:20] + 0.0
     monkeypatch.setattr(store_scores, "query_vectors", lambda *_: queries)
-    grades: Any = tuple({ids[n].partition("#")[0]: 1} for n in range(20))
-    report = measure(ScoresRequest(storage, "docs", k=3), JudgedQueries(("q",) * 20, grades))
+    files = judged(tmp_path / "judged", [{ids[n].partition("#")[0]: 1} for n in range(20)])
+    report = measure(ScoresRequest(storage, "docs", k=3), files)
     assert [row.ndcg for row in report.scores] == [1.0, 1.0]
     assert [row.recall for row in report.scores] == [1.0, 1.0]
 
@@ -176,39 +186,6 @@ def test_a_copy_that_a_killed_job_left_is_removed(tmp_path: Path) -> None:
     store.open().create("docs_trial_1", Layout(7, "float32", {}))
     measure(ScoresRequest(storage, "docs", number_types=("float16",)), None)
     assert store.open().tables("docs_trial") == []
-
-
-def test_scores_of_a_query_equal_trec_eval() -> None:
-    pytrec_eval = pytest.importorskip("pytrec_eval")
-    rng = np.random.default_rng(4)
-    for _ in range(20):
-        grades = {f"d{n}": int(rng.integers(0, 4)) for n in rng.permutation(30)[:12]}
-        ranked = [f"d{n}" for n in rng.permutation(30)[:20]]
-        run = {"q": {name: float(100 - n) for n, name in enumerate(ranked)}}
-        judge = pytrec_eval.RelevanceEvaluator({"q": grades}, {"ndcg_cut.10", "recall.10"})
-        theirs = judge.evaluate(run)["q"]
-        ndcg, recall = scores_of(ranked, grades, 10)
-        assert ndcg == pytest.approx(theirs["ndcg_cut_10"])
-        assert recall == pytest.approx(theirs["recall_10"])
-
-
-def test_queries_are_read_from_rows_and_from_beirs_layout(tmp_path: Path) -> None:
-    rows = [("first", "d1"), ("second", "d2"), ("first", "d3")]
-    file = tmp_path / "pairs.jsonl"
-    file.write_text("".join(json.dumps({"query": q, "document": d}) + "\n" for q, d in rows))
-    found = read_queries(str(file), "test")
-    assert found == JudgedQueries(("first", "second"), ({"d1": 1, "d3": 1}, {"d2": 1}))
-    file.write_text('{"query": "first"}\n')
-    with pytest.raises(DataError, match="no query or no document"):
-        read_queries(str(file), "test")
-    folder = tmp_path / "beir"
-    (folder / "qrels").mkdir(parents=True)
-    (folder / "corpus.jsonl").write_text(
-        '{"_id": "d1", "text": "one"}\n{"_id": "d2", "text": "b"}\n'
-    )
-    (folder / "queries.jsonl").write_text('{"_id": "q", "text": "ask"}\n')
-    (folder / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nq\td1\t2\nq\td2\t0\n")
-    assert read_queries(str(folder), "test") == JudgedQueries(("ask",), ({"d1": 2, "d2": 0},))
 
 
 @pytest.mark.parametrize(
@@ -237,7 +214,7 @@ def test_the_command_measures_an_index_that_a_model_made(
     write(tmp_path / "docs.jsonl", rows)
     build = ["--documents", "docs.jsonl", "--model", "tiny", "--name", "docs", "--store", "lance"]
     assert JOBS.get("index")([*build, "--to", "store"]) == 0
-    pairs = [{"query": row["text"], "document": row["id"]} for row in rows[:20]]
+    pairs = [{"query": row["text"], "positive": row["text"]} for row in rows[:20]]
     write(tmp_path / "pairs.jsonl", pairs)
     capsys.readouterr()
     asked = ["--name", "docs", "--queries", "pairs.jsonl", "--number-type", "bits"]
@@ -259,5 +236,5 @@ def test_the_command_measures_an_index_that_a_model_made(
     assert "--search 'nprobes' must be name=value" in capsys.readouterr().err
     assert run_scores_job(["--name", "docs", "--number-type", "int4"]) == 2
     assert "int4" in capsys.readouterr().err
-    assert run_scores_job(["--name", "docs", "--queries", "nowhere"]) == 2
+    assert run_scores_job(["--name", "docs", "--queries", "nowhere"]) == 1
     assert "nowhere" in capsys.readouterr().err

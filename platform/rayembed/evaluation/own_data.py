@@ -102,8 +102,11 @@ class Faults:
         raise DataError(f"{told}:\n" + "\n".join(lines) + "\nCorrect or remove these rows")
 
 
-def find_files(path: str, split: str) -> OwnFiles:
+def find_files(path: str, split: str, *, with_corpus: bool = True) -> OwnFiles:
     """Locate the files of a retrieval set.
+
+    Args:
+        with_corpus: whether the documents are there, too; False: `corpus` is empty.
 
     Raises:
         DataError: the path is a file, a part is missing, empty or of an unknown kind, or the
@@ -129,7 +132,7 @@ def find_files(path: str, split: str) -> OwnFiles:
     return OwnFiles(
         path,
         split,
-        _part(place, names, "corpus"),
+        _part(place, names, "corpus") if with_corpus else (),
         _part(place, names, "queries"),
         _part(place, names, f"qrels/{split}"),
     )
@@ -162,12 +165,8 @@ def write_set(files: OwnFiles, folder: Path) -> About:
     faults = Faults()
     dropped: dict[str, int] = {}
     digest = xxhash.xxh3_128()
-    judged = _read_judgements(files, faults, dropped)
+    judged, queries = read_judged(files, faults, dropped)
     wanted = {document for found in judged.values() for document in found}
-    queries = _read_queries(files, judged, faults, dropped)
-    for query in judged:
-        if query not in queries:
-            faults.add(f"qrels/{files.split}", NO_QUERY, repr(query))
     seen, num_documents = _write_corpus(files, folder, wanted, faults, dropped, digest)
     for query, found in judged.items():
         for document in found:
@@ -204,6 +203,23 @@ def write_set(files: OwnFiles, folder: Path) -> About:
 def read_about(folder: Path) -> About:
     """Read the statistics that `write_set` wrote."""
     return About(**json.loads((folder / ABOUT).read_text(encoding="utf-8")))
+
+
+def read_judged(
+    files: OwnFiles, faults: Faults, dropped: dict[str, int]
+) -> tuple[Judgements, dict[str, str]]:
+    """Read the judgements, and the texts of the judged queries by id.
+
+    Args:
+        faults: invalid rows are counted in it.
+        dropped: numbers of rows that are left out are added to it, by the reason.
+    """
+    judged = _read_judgements(files, faults, dropped)
+    queries = _read_queries(files, judged, faults, dropped)
+    for query in judged:
+        if query not in queries:
+            faults.add(f"qrels/{files.split}", NO_QUERY, repr(query))
+    return judged, queries
 
 
 def _read_judgements(files: OwnFiles, faults: Faults, dropped: dict[str, int]) -> Judgements:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rayembed.errors import DataError
 from rayembed.results.intervals import PairedDifference
-from rayembed_extras.index_upgrades.fitting import fit_map
-from rayembed_extras.index_upgrades.judged import UpgradeQueries, first_sentence
+from rayembed_extras.index_upgrades.fitting import fit_map, fit_ridge
 from rayembed_extras.index_upgrades.maps import MapKind, QueryMap, identity_map
 from rayembed_extras.index_upgrades.measure import (
     QueryScores,
@@ -23,11 +23,16 @@ from rayembed_extras.index_upgrades.measure import (
     share_kept,
 )
 from rayembed_extras.index_upgrades.models import UpgradeModel
-from rayembed_extras.index_upgrades.sample import TextSample
+from rayembed_extras.index_upgrades.sample import TextSample, first_sentence
 from rayembed_extras.index_upgrades.settings import UpgradeRun
+from rayembed_extras.indexing.judged_queries import JudgedQueries
+from rayembed_extras.indexing.layout import as_compared, as_stored
+from rayembed_extras.indexing.settings import NumberType
 
 logger = logging.getLogger(__name__)
 
+MEASUREMENT = 2
+"""Number of the way to measure; raise it when the same inputs give other figures."""
 FULL = "full re-embedding"
 """Label of the road that embeds all documents again."""
 BEFORE, IDENTITY = "before the upgrade", "no map (identity)"
@@ -96,12 +101,21 @@ class _Vectors:
     """Searched rows of a sample, by both models."""
 
     old: np.ndarray
+    """As the store keeps them."""
     new: np.ndarray
+    """As the model gives them."""
     owners: np.ndarray
+    number_type: NumberType
 
     def ranked(self, queries: np.ndarray, documents: str) -> np.ndarray:
-        rows = self.old if documents == "old" else self.new
-        return rank_documents(queries, rows, self.owners)
+        """Rank as a store of the number type does."""
+        kind = self.number_type
+        rows = self.old if documents == "old" else as_stored(self.new, kind)
+        return rank_documents(as_compared(queries, kind), rows, self.owners)
+
+    def reference(self, queries: np.ndarray) -> list[dict[int, int]]:
+        """Judge by the new model's own results, before a store rounds its vectors."""
+        return as_judgements(rank_documents(queries, self.new, self.owners))
 
 
 def compare_roads(
@@ -109,7 +123,7 @@ def compare_roads(
     sample: TextSample,
     old: UpgradeModel | None,
     new: UpgradeModel,
-    judged: UpgradeQueries | None,
+    judged: JudgedQueries | None,
 ) -> Measurement:
     """Embed the sample by the new model, fit the maps, choose the best one and score all roads.
 
@@ -123,10 +137,11 @@ def compare_roads(
     logger.info("embedding %s texts of the sample by the new model", f"{len(sample.texts):,}")
     new_rows = new.documents(sample.texts)
     searched = sample.rows_of(sample.searched)
-    vectors = _Vectors(sample.old[searched], new_rows[searched], sample.owners[searched])
+    rows = sample.old[searched], new_rows[searched], sample.owners[searched]
+    vectors = _Vectors(*rows, sample.number_type)
     choosing, measuring = _sentences(sample, run, None if judged is None else judged.documents)
     new_choosing = new.queries(choosing)
-    reference = as_judgements(vectors.ranked(new_choosing, "new"))
+    reference = vectors.reference(new_choosing)
     maps, seconds, fit_rows = _fitted(run, sample, old, new, new_rows)
     agreements = {
         kind: float(score(vectors.ranked(made(new_choosing), "old"), reference).recall.mean())
@@ -136,12 +151,10 @@ def compare_roads(
     texts: Sequence[str] = measuring if judged is None else judged.texts
     new_queries = new.queries(texts)
     if judged is None:
-        relevant = as_judgements(vectors.ranked(new_queries, "new"))
+        relevant = vectors.reference(new_queries)
     else:
         numbers = {name: number for number, name in enumerate(sample.names)}
-        relevant = [
-            {numbers[name]: grade for name, grade in one.items()} for one in judged.relevant
-        ]
+        relevant = [{numbers[name]: grade for name, grade in one.items()} for one in judged.grades]
     full = score(vectors.ranked(new_queries, "new"), relevant)
     roads = [MeasuredRoad(FULL, "new", "new", full)]
     roads += _old_roads(old, texts, vectors, relevant, full)
@@ -184,17 +197,20 @@ def _fitted(
 ) -> tuple[dict[MapKind, QueryMap], dict[MapKind, float], int]:
     """Fit all maps; return them with their seconds, and the number of fitted texts."""
     rows = sample.rows_of(sample.fits)[: _MOST_FIT_ROWS * run.fit_documents]
-    news, olds = [new_rows[rows]], [sample.old[rows]]
+    given = [(new_rows[rows], sample.old[rows])]
     if run.fit_on != "documents" and old is not None:
         _, first = np.unique(sample.owners[rows], return_index=True)
         made = (first_sentence(sample.texts[rows[at]]) for at in first)
         sentences = [sentence for sentence in made if sentence is not None]
         if sentences:
-            news.append(new.queries(sentences))
-            olds.append(old.queries(sentences))
-        if run.fit_on == "queries":
-            del news[0], olds[0]
-    given = np.concatenate(news), np.concatenate(olds)
+            targets = old.queries(sentences)
+            if sample.number_type == "bits":
+                # Of documents the store has signs alone: as near as these tell their vectors.
+                vectors = fit_ridge(as_compared(targets, "bits"), targets)
+                given = [(given[0][0], given[0][1] @ vectors.weight + vectors.bias)]
+            kept = given if run.fit_on == "both" else []
+            given = [*kept, (new.queries(sentences), targets)]
+    news, olds = (np.concatenate(parts) for parts in zip(*given, strict=True))
     maps: dict[MapKind, QueryMap] = {}
     seconds: dict[MapKind, float] = {}
     for kind in run.maps:
@@ -204,10 +220,10 @@ def _fitted(
             if same is not None:
                 maps[kind] = same
         else:
-            maps[kind] = fit_map(kind, *given, seed=run.seed)
+            maps[kind] = fit_map(kind, news, olds, seed=run.seed)
         seconds[kind] = time.perf_counter() - began
         logger.info("fitted %s in %.1f s", kind, seconds[kind])
-    return maps, seconds, len(given[0])
+    return maps, seconds, len(news)
 
 
 def _old_roads(
@@ -237,8 +253,6 @@ def _sentences(
     """First sentences of documents that no map is fitted on: to choose the map by, and to measure
     by if no query is judged.
     """
-    from rayembed.errors import DataError
-
     free = np.flatnonzero(sample.searched & ~sample.fits)
     firsts = np.searchsorted(sample.owners, free)
     found = []

@@ -81,9 +81,9 @@ def _drop(run: UpgradeRun, context: JobContext) -> None:
 
 def _show(run: UpgradeRun, context: JobContext) -> None:
     """Print the resolved settings, and what the index's record says of the upgrade."""
-    from rayembed_extras.index_upgrades.judged import find_queries
     from rayembed_extras.index_upgrades.switch import known_index
     from rayembed_extras.index_upgrades.upgrade import storage_of
+    from rayembed_extras.indexing.judged_queries import find_queries
 
     manifest = known_index(storage_of(run), run.name)
     if run.queries is not None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from rayembed.results.intervals import PairedDifference, mean_difference
 from rayembed.search.exact import top_k
+from rayembed_extras.indexing.judged_queries import scores_of
 
 K = 10
 _MOST_ROWS = 2_000
@@ -67,13 +68,8 @@ def score(ranked: np.ndarray, relevant: Sequence[Mapping[int, int]]) -> QuerySco
         ranked: (Q, K) documents.
         relevant: for each query, grades above 0 by document.
     """
-    discounts = 1 / np.log2(np.arange(K) + 2)
-    recall, ndcg = np.empty(len(ranked)), np.empty(len(ranked))
-    for query, (row, judged) in enumerate(zip(ranked.tolist(), relevant, strict=True)):
-        gains = np.array([judged.get(document, 0) for document in row], float)
-        ideal = np.array(sorted(judged.values(), reverse=True)[:K], float)
-        recall[query] = np.count_nonzero(gains) / len(judged)
-        ndcg[query] = (gains @ discounts) / (ideal @ discounts[: len(ideal)])
+    pairs = zip(ranked.tolist(), relevant, strict=True)
+    ndcg, recall = np.array([scores_of(row, judged, K) for row, judged in pairs]).T
     return QueryScores(recall, ndcg)
 
 

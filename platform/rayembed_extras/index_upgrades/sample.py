@@ -4,6 +4,7 @@ The store is read twice, in batches: ids first, then the rows of the drawn docum
 are 8 bytes for each document, and the drawn rows.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,12 +13,15 @@ import pyarrow as pa
 import xxhash
 
 from rayembed.errors import DataError
-from rayembed_extras.index_upgrades.maps import unit
 from rayembed_extras.indexing.layout import loaded_vectors
+from rayembed_extras.indexing.settings import NumberType
 from rayembed_extras.indexing.store import VECTOR, Layout, VectorStore
 
 _LEAST_DOCUMENTS = 50
 """Documents below which an index is too small to measure."""
+_SENTENCE = re.compile(r"(?<=[.!?。！？])\s+|\n+")
+_LONGEST, _SHORTEST = 200, 12
+"""Characters of a sentence that is taken as a query."""
 
 Texts = Callable[[Collection[str]], Mapping[str, str]]
 """Function from ids of rows to their texts, for stores that keep none."""
@@ -34,7 +38,7 @@ class TextSample:
     owners: np.ndarray
     """(R,) int64 index of each row's document in `names`."""
     old: np.ndarray
-    """(R, D_old) float32 unit vectors from the store."""
+    """(R, D_old) float32 vectors from the store, of length 1 up to its number type's rounding."""
     fits: np.ndarray
     """(N,) bool: documents on which maps are fitted."""
     searched: np.ndarray
@@ -43,6 +47,8 @@ class TextSample:
     """Documents of the whole index."""
     rows: int
     """Rows of the whole index."""
+    number_type: NumberType = "float32"
+    """Number type of the stored vectors."""
 
     def rows_of(self, documents: np.ndarray) -> np.ndarray:
         """Indices of the rows that belong to documents of a mask (N,)."""
@@ -97,7 +103,7 @@ def draw_sample(
         if not len(taken):
             continue
         some = batch.take(pa.array(taken))
-        floats = unit(loaded_vectors(some[VECTOR], layout))
+        floats = loaded_vectors(some[VECTOR], layout)
         ids = some["id"].to_pylist()
         given = some["text"].to_pylist() if texts is None else [""] * len(ids)
         for row, (name, key, text) in enumerate(
@@ -125,22 +131,21 @@ def draw_sample(
         np.isin(numbers, np.concatenate([rest, judged_hashes])),
         len(hashes),
         rows,
+        layout.number_type,
     )
 
 
-def documents_by_text(
-    store: VectorStore, table: str, wanted: Collection[str]
-) -> dict[str, list[str]]:
-    """Stripped text → ids of the documents that have it, for wanted texts."""
-    found: dict[str, list[str]] = {}
-    if wanted:
-        for batch in store.scan(table, ["document", "text"]):
-            pairs = zip(batch["document"].to_pylist(), batch["text"].to_pylist(), strict=True)
-            for name, text in pairs:
-                stripped = (text or "").strip()
-                if stripped in wanted:
-                    found.setdefault(stripped, []).append(name)
-    return found
+def first_sentence(text: str) -> str | None:
+    """First sentence of a document, cut to 200 characters; None if it is too short for a query, or
+    the whole text.
+    """
+    stripped = text.strip()
+    sentence = next((part for part in _SENTENCE.split(stripped) if len(part) >= _SHORTEST), None)
+    if sentence is None:
+        return None
+    if len(sentence) > _LONGEST:
+        sentence = sentence[:_LONGEST].rsplit(" ", 1)[0]
+    return sentence if len(sentence) < len(stripped) else None
 
 
 def _document_hashes(batches: Iterable[pa.Table], seed: int) -> tuple[np.ndarray, int]:

@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,18 +11,12 @@ from rayembed.assets.storage import join
 from rayembed.config.document import fingerprint
 from rayembed.display.tables import Table, show
 from rayembed.errors import ConfigError, RayembedError
+from rayembed.evaluation.own_data import OwnFiles
 from rayembed.models.loading.load import saved_widths
 from rayembed.pipeline.job import work_begins
 from rayembed.pipeline.storage import absolute_storage
 from rayembed_extras.index_upgrades.backfill import backfill, check_backfill, texts_of_rows
-from rayembed_extras.index_upgrades.compare import compare_roads
-from rayembed_extras.index_upgrades.judged import (
-    QueryFiles,
-    UpgradeQueries,
-    find_queries,
-    positive_texts,
-    read_queries,
-)
+from rayembed_extras.index_upgrades.compare import MEASUREMENT, compare_roads
 from rayembed_extras.index_upgrades.maps import QueryMap, identity_map, load_map
 from rayembed_extras.index_upgrades.models import (
     UpgradeModel,
@@ -45,7 +38,7 @@ from rayembed_extras.index_upgrades.report import (
     roads_table,
     write_report,
 )
-from rayembed_extras.index_upgrades.sample import Texts, documents_by_text, draw_sample
+from rayembed_extras.index_upgrades.sample import Texts, draw_sample
 from rayembed_extras.index_upgrades.settings import Road, UpgradeRun
 from rayembed_extras.index_upgrades.switch import (
     OpenIndex,
@@ -54,6 +47,7 @@ from rayembed_extras.index_upgrades.switch import (
     open_index,
     record_adapter,
 )
+from rayembed_extras.indexing.judged_queries import find_queries, read_queries
 from rayembed_extras.indexing.layout import layout_of
 from rayembed_extras.indexing.lock import locked_index as locked
 from rayembed_extras.indexing.manifest import MadeBy, Manifest
@@ -100,18 +94,16 @@ class _Checked:
     index: OpenIndex
     folder: Path
     weights: str
-    files: QueryFiles | None
+    files: OwnFiles | None
 
     def key(self, run: UpgradeRun) -> str:
         """Fingerprint of everything that the measurement depends on."""
-        files = self.files
-        parts = () if files is None else (*files.queries, *files.judgements)
         record = self.index.record
         return fingerprint(
             [
                 run.model_dump(mode="json", exclude=_NOT_MEASURED),
                 [self.index.table, record.updated, record.rows, record.made_by.weights],
-                [self.weights, [piece.key for piece in parts]],
+                [self.weights, self.files and self.files.key, MEASUREMENT],
             ]
         )
 
@@ -243,11 +235,13 @@ def _measured(run: UpgradeRun, checked: _Checked, folder: str) -> UpgradeReport:
     """Measure all roads, save the best map, and return the report."""
     index, record = checked.index, checked.index.record
     made = record.made_by
-    judged = _judged(checked)
+    layout, judged = layout_of(record), None
+    if checked.files is not None:
+        judged = read_queries(checked.files, index.store, index.table, has_text=layout.has_text)
     sample = draw_sample(
         index.store,
         index.table,
-        layout_of(record),
+        layout,
         judged=set() if judged is None else judged.documents,
         searched=run.searched_documents,
         fits=0 if run.query_encoder else run.fit_documents,
@@ -303,21 +297,6 @@ def _measured(run: UpgradeRun, checked: _Checked, folder: str) -> UpgradeReport:
     if best is not None:
         best.save(join(folder, MAP_FOLDER))
     return report
-
-
-def _judged(checked: _Checked) -> UpgradeQueries | None:
-    if checked.files is None:
-        return None
-    index = checked.index
-    with_text: Mapping[str, list[str]] = {}
-    if wanted := positive_texts(checked.files):
-        if not layout_of(index.record).has_text:
-            raise ConfigError(
-                f"the queries at {checked.files.path!r} name documents by their text, but the "
-                f"store of {index.name!r} keeps no texts; name them by id in a column `document`"
-            )
-        with_text = documents_by_text(index.store, index.table, wanted)
-    return read_queries(checked.files, with_text)
 
 
 def _texts(run: UpgradeRun, index: OpenIndex) -> Texts | None:

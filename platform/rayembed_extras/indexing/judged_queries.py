@@ -1,89 +1,147 @@
-"""Read, embed and score judged queries for an index."""
+"""Read judged queries of an index's documents, embed them, and score rankings."""
 
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from rayembed.assets.arrow_files import read_stream
-from rayembed.assets.storage import is_remote
+from rayembed.assets.resolver import is_unpacked, resolve
+from rayembed.assets.storage import is_remote, list_files
 from rayembed.data.sources.cells import RowError, name_in, text_in
 from rayembed.data.sources.files import list_pieces
-from rayembed.evaluation.own_data import (
-    JUDGEMENTS,
-    QUERIES,
-    Faults,
-    find_files,
-    readable_rows,
-    write_set,
-)
-from rayembed.models.passes.encoding import encode
-from rayembed_extras.indexing.embed import IndexModelSpec, cut, load
+from rayembed.errors import ConfigError, DataError
+from rayembed.evaluation.own_data import Faults, OwnFiles, find_files, read_judged, readable_rows
 from rayembed_extras.indexing.manifest import MadeBy
+from rayembed_extras.indexing.store import VectorStore
 
 
 @dataclass(frozen=True)
 class JudgedQueries:
-    """Queries, and the grades of documents for each."""
+    """Queries with the documents that answer them."""
 
     texts: tuple[str, ...]
     grades: tuple[Mapping[str, int], ...]
-    """Document id → grade, above 0 where relevant; for each query."""
+    """For each query, grades above 0 by document id."""
+
+    @property
+    def documents(self) -> set[str]:
+        """Ids of all relevant documents."""
+        return {name for grades in self.grades for name in grades}
 
 
-def read_queries(path: str, split: str) -> JudgedQueries:
-    """Read judged queries.
+def find_queries(path: str, split: str) -> OwnFiles:
+    """List the files of judged queries, without reading their rows.
 
     Args:
-        path: folder in BEIR's layout (corpus, queries, qrels), or a file of rows with `query` and
-            `document`, the id of a document that answers it; a query may have several rows.
+        path: folder in BEIR's layout (`queries`, `qrels`), or files of rows with `query` and
+            `document` (an id) or `positive` (the text of a document), without judgements; a query
+            may have several rows.
         split: of the judgements in BEIR's layout.
 
     Raises:
-        DataError: rows that cannot be scored; the first of each kind are shown.
+        DataError: there are none, or a part of BEIR's layout is missing.
+    """
+    place = str(resolve(path)) if is_unpacked(path) else path
+    if not is_remote(place):
+        place = str(Path(place).expanduser())
+    if is_remote(place) or Path(place).is_dir():
+        names = list_files(place, recursive=True)
+        if any(name.startswith(("queries.", "queries/", "qrels/")) for name in names):
+            return find_files(path, split, with_corpus=False)
+    return OwnFiles(path, split, (), tuple(list_pieces(place)), ())
+
+
+def read_queries(
+    files: OwnFiles, store: VectorStore, table: str, *, has_text: bool
+) -> JudgedQueries:
+    """Read judged queries; those without a relevant document are left out.
+
+    Args:
+        store: with the table of the documents, for rows that name a document by its text.
+        has_text: whether it keeps texts.
+
+    Raises:
+        DataError: rows without a query or a document, or a text that no document has; all are
+            counted, and the first of each kind are shown.
+        ConfigError: rows name documents by their text, and the store keeps none.
         ArtifactError: a file cannot be read.
     """
-    if is_remote(path) or Path(path).expanduser().is_dir():
-        with tempfile.TemporaryDirectory() as folder:
-            write_set(find_files(path, split), Path(folder))
-            queries, judged = (_arrow(Path(folder) / name) for name in (QUERIES, JUDGEMENTS))
-        grades: dict[str, dict[str, int]] = {name: {} for name in queries["id"].to_pylist()}
-        for row in judged.to_pylist():
-            grades[row["query-id"]][row["corpus-id"]] = row["score"]
-        return JudgedQueries(tuple(queries["text"].to_pylist()), tuple(grades.values()))
-    faults, found = Faults(), dict[str, dict[str, int]]()
-    for row in readable_rows(tuple(list_pieces(path)), "queries", faults):
+    faults, judged = Faults(), dict[str, dict[str, int]]()
+    if files.judgements:
+        grades, texts = read_judged(files, faults, {})
+        for query, text in texts.items():
+            relevant = {name: grade for name, grade in grades[query].items() if grade > 0}
+            if relevant:
+                judged.setdefault(text, {}).update(relevant)
+    else:
+        rows = list(_rows(files, faults))
+        wanted = {document.strip() for _, document, is_id, _ in rows if not is_id}
+        if wanted and not has_text:
+            raise ConfigError(
+                f"the queries at {files.path!r} name documents by their text, but the store of "
+                f"{table!r} keeps no texts; name them by id in a column `document`"
+            )
+        with_text = documents_by_text(store, table, wanted)
+        for query, document, is_id, origin in rows:
+            names = [document] if is_id else with_text.get(document.strip(), [])
+            if names:
+                judged.setdefault(query, {}).update(dict.fromkeys(names, 1))
+            else:
+                reason = "a positive that no document of the index has as its text"
+                faults.add("rows", reason, origin)
+    faults.refuse(f"the queries at {files.path!r} cannot be used as they stand")
+    if not judged:
+        raise DataError(f"the queries at {files.path!r} have none with a relevant document")
+    return JudgedQueries(tuple(judged), tuple(judged.values()))
+
+
+def _rows(files: OwnFiles, faults: Faults) -> Iterable[tuple[str, str, bool, str]]:
+    """Yield query, document, whether that is an id, and the origin of each row."""
+    for row in readable_rows(files.queries, "rows", faults):
+        values, is_id = row.values, "document" in row.values
         try:
-            query, document = text_in(row.values, "query"), name_in(row.values, "document")
-            if query is None or document is None:
-                raise RowError("no query or no document")
+            query = text_in(values, "query") if "query" in values else None
+            if query is None or not query.strip():
+                raise RowError("no query")
+            if not is_id and "positive" not in values:
+                raise RowError("no column 'document' (id) or 'positive' (text)")
+            document = name_in(values, "document") if is_id else text_in(values, "positive")
+            if document is None or not document.strip():
+                raise RowError("no document" if is_id else "no positive")
         except RowError as problem:
-            faults.add("queries", str(problem), row.origin)
+            faults.add("rows", str(problem), row.origin)
         else:
-            found.setdefault(query, {})[document] = 1
-    faults.refuse(f"the rows at {path!r} cannot be scored as they stand")
-    return JudgedQueries(tuple(found), tuple(found.values()))
+            yield query, document, is_id, row.origin
 
 
-def scores_of(ranked: Iterable[str], grades: Mapping[str, int], k: int) -> tuple[float, float]:
+def documents_by_text(
+    store: VectorStore, table: str, wanted: Collection[str]
+) -> dict[str, list[str]]:
+    """Stripped text → ids of the documents that have it, for wanted texts."""
+    found: dict[str, list[str]] = {}
+    for batch in store.scan(table, ["document", "text"]) if wanted else ():
+        pairs = zip(batch["document"].to_pylist(), batch["text"].to_pylist(), strict=True)
+        for name, text in pairs:
+            stripped = (text or "").strip()
+            if stripped in wanted:
+                found.setdefault(stripped, []).append(name)
+    return found
+
+
+def scores_of(ranked: Iterable[Hashable], grades: Mapping[Any, int], k: int) -> tuple[float, float]:
     """Compute nDCG@k and recall@k of one query, as trec_eval does.
 
     Args:
-        ranked: ids of documents, best first, each once.
+        ranked: documents, best first, each once.
+        grades: above 0 by relevant document.
     """
-    gains = np.array([max(0, grades.get(name, 0)) for name in ranked][:k], float)
-    ideal = np.sort([max(0, grade) for grade in grades.values()])[::-1][:k].astype(float)
-    relevant = sum(grade > 0 for grade in grades.values())
-    if not relevant:
-        return 0.0, 0.0
+    gains = np.array([grades.get(name, 0) for name in ranked][:k], float)
+    ideal = np.array(sorted(grades.values(), reverse=True)[:k], float)
     discounts = 1 / np.log2(np.arange(2, k + 2))
-    best = float(ideal @ discounts[: len(ideal)])
-    ndcg = float(gains @ discounts[: len(gains)]) / best
-    return ndcg, float((gains > 0).sum()) / relevant
+    ndcg = float(gains @ discounts[: len(gains)]) / float(ideal @ discounts[: len(ideal)])
+    return ndcg, float((gains > 0).sum()) / len(grades)
 
 
 def query_vectors(
@@ -97,6 +155,10 @@ def query_vectors(
     Raises:
         ArtifactError: the model has other weights, or gives other vectors.
     """
+    # torch
+    from rayembed.models.passes.encoding import encode
+    from rayembed_extras.indexing.embed import IndexModelSpec, cut, load
+
     dtype: Any = made_by.dtype
     spec = IndexModelSpec(
         made_by.reference,
@@ -115,8 +177,3 @@ def query_vectors(
             loaded.model, list(texts), role="query", instruction=instruction, finite=True
         )
     return cut(vectors, made_by.dimensions)
-
-
-def _arrow(path: Path) -> pa.Table:
-    with pa.OSFile(str(path)) as file:
-        return read_stream(file)

@@ -85,3 +85,14 @@ def loaded_vectors(column: pa.ChunkedArray | pa.Array, layout: Layout) -> np.nda
         case "bits":
             return from_bits(values, layout.dimensions)
     return values.astype(np.float32, copy=False)
+
+
+def as_stored(vectors: np.ndarray, number_type: NumberType) -> np.ndarray:
+    """Convert (N, D) float32 unit vectors to what `loaded_vectors` reads of them from a store."""
+    layout = Layout(vectors.shape[1], number_type, {})
+    return loaded_vectors(stored_vectors(vectors, number_type), layout)
+
+
+def as_compared(queries: np.ndarray, number_type: NumberType) -> np.ndarray:
+    """Convert (Q, D) queries to what stores compare with stored vectors: signs for bits."""
+    return as_stored(queries, number_type) if number_type == "bits" else queries

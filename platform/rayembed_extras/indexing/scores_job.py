@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import yaml
 
-from rayembed.assets.storage import exists
 from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, option
 from rayembed_extras.indexing.settings import NumberType
@@ -89,15 +88,13 @@ def _asked(read: Any) -> _Asked:
 
 
 def _measure(read: Any, context: JobContext) -> None:
-    from rayembed_extras.indexing.judged_queries import read_queries
+    from rayembed_extras.indexing.judged_queries import find_queries
     from rayembed_extras.indexing.store_scores import measure
     from rayembed_extras.indexing.store_scores_report import print_report
 
     asked = _asked(read)
-    if asked.queries is not None and not exists(asked.queries):
-        raise ConfigError(f"--queries {asked.queries!r}: there is no such file or folder")
-    judged = None if asked.queries is None else read_queries(asked.queries, asked.split)
-    print_report(asked.request.storage, measure(asked.request, judged), context.out)
+    files = None if asked.queries is None else find_queries(asked.queries, asked.split)
+    print_report(asked.request.storage, measure(asked.request, files), context.out)
 
 
 run_scores_job = Job(
@@ -105,8 +102,8 @@ run_scores_job = Job(
         option("--name NAME", "the index to measure", required=True),
         option(
             "--queries PATH",
-            "judged queries: a folder in BEIR's layout (corpus, queries, qrels), or a file of rows "
-            "with `query` and `document`, an id; default: rows of the index, for recall alone",
+            "judged queries: a folder in BEIR's layout (queries, qrels), or rows of query and "
+            "document (an id) or positive (a text); default: rows of the index, for recall alone",
         ),
         option("--split NAME", "split of the judgements in BEIR's layout", default="test"),
         option(

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -18,12 +18,24 @@ import pyarrow as pa
 from rayembed.assets.storage import join
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
-from rayembed.machine.quantisation import from_bits, to_bits
+from rayembed.evaluation.own_data import OwnFiles
 from rayembed.search.exact import top_k
-from rayembed_extras.indexing.judged_queries import JudgedQueries, query_vectors, scores_of
-from rayembed_extras.indexing.layout import layout_of, loaded_vectors, scale_of, stored_vectors
+from rayembed_extras.indexing.judged_queries import (
+    JudgedQueries,
+    query_vectors,
+    read_queries,
+    scores_of,
+)
+from rayembed_extras.indexing.layout import (
+    as_compared,
+    as_stored,
+    layout_of,
+    loaded_vectors,
+    scale_of,
+    stored_vectors,
+)
 from rayembed_extras.indexing.lock import locked_index
-from rayembed_extras.indexing.manifest import folder_of, read_manifest
+from rayembed_extras.indexing.manifest import MadeBy, folder_of, read_manifest
 from rayembed_extras.indexing.settings import STORES, NumberType
 from rayembed_extras.indexing.store import VECTOR, Layout, VectorStore
 
@@ -117,47 +129,41 @@ class _Exact(NamedTuple):
     """(Q, depth) float32."""
 
 
-def measure(request: ScoresRequest, judged: JudgedQueries | None) -> ScoresReport:
+def measure(request: ScoresRequest, files: OwnFiles | None = None) -> ScoresReport:
     """Measure the current table of an index, and copies of it with other settings.
+
+    Args:
+        files: of judged queries.
 
     Raises:
         ConfigError: no such index, or settings that the store refuses.
         ArtifactError: the model is not the one that made the index.
     """
     with locked_index(request.storage, request.name):
-        return _measured(request, judged)
-
-
-def _measured(request: ScoresRequest, judged: JudgedQueries | None) -> ScoresReport:
-    manifest = read_manifest(request.storage, request.name)
-    if manifest is None or manifest.current is None:
-        raise ConfigError(
-            f"there is no finished index {request.name!r} in {request.storage!r}; build it with "
-            "rayembed index, or give --storage-path"
-        )
-    record = manifest.tables[manifest.current]
-    work = _Work(request, manifest.store, manifest.current, layout_of(record), judged)
-    for index, number_type in work.copies:
-        work.check(index, number_type)
-    if judged is not None:
-        golden = join(folder_of(request.storage, request.name), manifest.current, "golden")
-        work.queries = query_vectors(record.made_by, judged.texts, golden, request.tracking_uri)
-    return work.report()
+        manifest = read_manifest(request.storage, request.name)
+        if manifest is None or manifest.current is None:
+            raise ConfigError(
+                f"there is no finished index {request.name!r} in {request.storage!r}; build it "
+                "with rayembed index, or give --storage-path"
+            )
+        record = manifest.tables[manifest.current]
+        work = _Work(request, manifest.store, manifest.current, layout_of(record))
+        for index, number_type in work.copies:
+            work.check(index, number_type)
+        if files is not None:
+            work.read(files, record.made_by)
+        return work.report()
 
 
 class _Work:
     """Measurement of one index."""
 
     def __init__(
-        self,
-        request: ScoresRequest,
-        store: Mapping[str, Any],
-        table: str,
-        layout: Layout,
-        judged: JudgedQueries | None,
+        self, request: ScoresRequest, store: Mapping[str, Any], table: str, layout: Layout
     ) -> None:
         self._request, self._values = request, dict(store)
-        self._table, self._layout, self._judged = table, layout, judged
+        self._table, self._layout = table, layout
+        self._judged: JudgedQueries | None = None
         self._trial = f"{request.name}_trial"
         self.queries = np.empty((0, layout.dimensions), np.float32)
         self._base = _Exact([], np.empty((0, 0)))
@@ -165,6 +171,14 @@ class _Work:
         """Ids of the rows that are queries; empty: queries are judged ones."""
         self._documents: dict[str, str] = {}
         """Row → document, where they differ."""
+
+    def read(self, files: OwnFiles, made_by: MadeBy) -> None:
+        """Read and embed judged queries."""
+        layout, request = self._layout, self._request
+        with closing(self._open({}, layout.number_type)) as store:
+            self._judged = read_queries(files, store, self._table, has_text=layout.has_text)
+        golden = join(folder_of(request.storage, request.name), self._table, "golden")
+        self.queries = query_vectors(made_by, self._judged.texts, golden, request.tracking_uri)
 
     @property
     def copies(self) -> list[tuple[Mapping[str, Any], NumberType]]:
@@ -205,10 +219,8 @@ class _Work:
             rows = store.count(self._table)
             if self._judged is None:
                 self._draw_queries(store, rows)
-            exact = {own: self._exact(store, own)}
-            for _, number_type in self.copies:
-                if number_type not in exact:
-                    exact[number_type] = self._exact(store, number_type)
+            number_types = dict.fromkeys([own, *(number_type for _, number_type in self.copies)])
+            exact = {number_type: self._exact(store, number_type) for number_type in number_types}
             self._base = exact[own]
             report = ScoresReport(
                 request.name,
@@ -237,10 +249,9 @@ class _Work:
 
     def _layout_in(self, number_type: NumberType) -> Layout:
         own = self._layout
-        scale = (
-            own.scale if own.number_type == number_type else scale_of(own.dimensions, number_type)
-        )
-        return Layout(own.dimensions, number_type, own.metadata, own.has_text, scale)
+        scale = scale_of(own.dimensions, number_type)
+        is_own = number_type == own.number_type
+        return own if is_own else replace(own, number_type=number_type, scale=scale)
 
     def _draw_queries(self, store: VectorStore, rows: int) -> None:
         """Take stored rows as queries, evenly by their places."""
@@ -267,24 +278,17 @@ class _Work:
     def _exact(self, store: VectorStore, number_type: NumberType) -> _Exact:
         """Search the current table's vectors, as a number type keeps them, exactly."""
         names: list[pa.ChunkedArray] = []
-        layout = self._layout_in(number_type)
 
         def shards() -> Iterator[np.ndarray]:
             for batch in store.scan(self._table, ["id", "document", VECTOR]):
                 names.append(batch["id"])
-                for name, document in zip(
-                    batch["id"].to_pylist(), batch["document"].to_pylist(), strict=True
-                ):
-                    if name != document:
-                        self._documents[name] = document
+                pairs = zip(batch["id"].to_pylist(), batch["document"].to_pylist(), strict=True)
+                self._documents.update(pair for pair in pairs if pair[0] != pair[1])
                 vectors = loaded_vectors(batch[VECTOR], self._layout)
-                if number_type != self._layout.number_type:
-                    vectors = loaded_vectors(stored_vectors(vectors, number_type), layout)
-                yield vectors
+                is_own = number_type == self._layout.number_type
+                yield vectors if is_own else as_stored(vectors, number_type)
 
-        asked = self.queries
-        if number_type == "bits":
-            asked = from_bits(to_bits(asked), layout.dimensions)
+        asked = as_compared(self.queries, number_type)
         scores, places = top_k(asked, shards(), _DEEPER * self._request.k + 50)
         ids = pa.chunked_array([c for name in names for c in name.chunks], pa.string())
         found = [
