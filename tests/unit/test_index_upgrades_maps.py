@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import torch
 from scipy.linalg import orthogonal_procrustes
+from sklearn.kernel_approximation import Nystroem
 from sklearn.linear_model import Ridge, RidgeCV
 
 from rayembed.errors import ArtifactError, DataError
+from rayembed_extras.index_upgrades import fitting
 from rayembed_extras.index_upgrades.fitting import fit_map, fit_ridge, orthogonal_weight
 from rayembed_extras.index_upgrades.maps import QueryMap, gelu, identity_map, load_map, unit
 
-KINDS = ("orthogonal", "affine", "low_rank", "mlp")
+KINDS = ("orthogonal", "affine", "low_rank", "mlp", "kernel")
 
 
 def vectors(count, width, seed=0):
@@ -71,8 +73,6 @@ def test_a_turned_space_is_turned_back():
 
 
 def test_low_rank_of_full_rank_is_affine_and_of_lower_rank_the_nearest(monkeypatch):
-    from rayembed_extras.index_upgrades import fitting
-
     x, y = related(150, 9, 6)
     full, ridge = fit_map("low_rank", x, y), fit_ridge(x, y)
     np.testing.assert_allclose(full(x), unit(x @ ridge.weight + ridge.bias), atol=1e-5)
@@ -117,6 +117,17 @@ def test_affine_is_ridge_regression_of_what_a_rotation_leaves():
     np.testing.assert_allclose(made.arrays["bias"], theirs.intercept_, atol=1e-5)
 
 
+def test_kernel_is_ridge_regression_on_radial_features():
+    x, y = related(150, 9, 6, noise=0.5)
+    made = fit_map("kernel", x, y)
+    # Of unit vectors exp(x·z - 1) is the radial kernel exp(-|x - z|² / 2).
+    features = Nystroem(kernel="rbf", gamma=0.5, n_components=150).fit(x.astype(float))
+    theirs = Ridge(alpha=made.facts["penalty"]).fit(features.transform(x), y.astype(float))
+    other = vectors(40, 9, seed=7)
+    expected = unit(theirs.predict(features.transform(other)))
+    np.testing.assert_allclose(made(other), expected, atol=1e-4)
+
+
 def test_the_mlp_learns_what_no_affine_map_can_and_is_the_same_each_time():
     x = vectors(3000, 6)
     y = unit(np.abs(x) @ np.random.default_rng(1).standard_normal((6, 5)))
@@ -127,6 +138,45 @@ def test_the_mlp_learns_what_no_affine_map_can_and_is_the_same_each_time():
     given = torch.randn(7, 3)
     torch_gelu = torch.nn.functional.gelu(given, approximate="tanh").numpy()
     np.testing.assert_allclose(gelu(given.numpy()), torch_gelu, atol=1e-6)
+
+
+def test_the_mlp_is_a_residual_network_trained_by_the_cosine(monkeypatch):
+    monkeypatch.setattr(fitting, "_EPOCHS", 9)
+    x, y = related(300, 6, 5, noise=0.8)
+    ours = fit_map("mlp", x, y, seed=3)
+    chance = torch.Generator().manual_seed(3)
+    order = torch.randperm(300, generator=chance)
+    held, train = order[:30], order[30:]
+    given, right = torch.from_numpy(x), torch.from_numpy(y)
+    base, layer = torch.nn.Linear(6, 5), torch.nn.Linear(6, 256)
+    out = torch.nn.Linear(256, 5)
+    affine = fit_map("affine", x[train], y[train])
+    with torch.no_grad():
+        base.weight.copy_(torch.from_numpy(affine.arrays["weight"]).T)
+        base.bias.copy_(torch.from_numpy(affine.arrays["bias"]))
+        layer.weight.copy_((torch.randn(6, 256, generator=chance) / 6**0.5).T)
+        for zeros in (layer.bias, out.weight, out.bias):
+            zeros.zero_()
+    residual = torch.nn.Sequential(layer, torch.nn.GELU("tanh"), out)
+
+    def mapped(rows):
+        return torch.nn.functional.normalize(base(given[rows]) + residual(given[rows]))
+
+    def loss(rows):
+        return 1 - (mapped(rows) * right[rows]).sum(dim=1).mean()
+
+    optimizer = torch.optim.AdamW(residual.parameters(), lr=3e-4, weight_decay=0.01)
+    seen = [(loss(held).item(), mapped(slice(None)).detach())]
+    for _ in range(9):
+        shuffled = train[torch.randperm(270, generator=chance)]
+        for first in range(0, 270, 128):
+            optimizer.zero_grad()
+            loss(shuffled[first : first + 128]).backward()
+            optimizer.step()
+        seen.append((loss(held).item(), mapped(slice(None)).detach()))
+    epoch = int(np.argmin([held_out for held_out, _ in seen]))
+    assert ours.facts["epochs"] == epoch > 0
+    np.testing.assert_allclose(ours(x), seen[epoch][1].numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -57,6 +57,7 @@ class UpgradeRun(Document):
         "affine",
         "low_rank",
         "mlp",
+        "kernel",
     )
     """Maps to fit and measure; `identity` is no map, for the road `compatible`."""
     fit_on: Literal["both", "documents", "queries"] = "both"
