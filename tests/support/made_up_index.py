@@ -2,7 +2,10 @@
 
 import json
 import random
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from rayembed.config.settings import parse
 from rayembed_extras.indexing import embed
@@ -88,3 +91,27 @@ class Counted:
 def ledger_files(folder, name="docs"):
     """Names of the ledger's files of the first table."""
     return sorted(Path(folder, "indexes", name, f"{name}_1", "ledger").iterdir())
+
+
+class _Killed(BaseException):
+    """What a kill leaves undone."""
+
+
+@contextmanager
+def dies(monkeypatch, owner, name, call, *, after=False):
+    """Raise before or after a call of a function."""
+    plain_function, calls = getattr(owner, name), []
+
+    def dying(*given, **more):
+        calls.append(given)
+        if len(calls) == call and not after:
+            raise _Killed
+        made = plain_function(*given, **more)
+        if len(calls) == call:
+            raise _Killed
+        return made
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, dying)
+        with pytest.raises(_Killed):
+            yield

@@ -1,16 +1,16 @@
 """`rayembed index`: build, update, go on after a kill, and refuse what does not fit."""
 
 import json
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_up_index import Counted, build, documents, rows_of, settings, write
+from made_up_index import Counted, build, dies, documents, rows_of, settings, write
 from proved_models import save_proved
 from tiny_folders import save_biencoder, save_tiny
 
 import rayembed
+from rayembed.data.engine.shuffle import bucket_of
 from rayembed.errors import ArtifactError, ConfigError, DataError
 from rayembed.proof.proof import read_proof
 from rayembed_extras.indexing import build as building
@@ -72,7 +72,7 @@ def test_an_update_embeds_what_is_new_or_changed_and_deletes_what_is_gone(
     write(path, rows)
     counted = Counted(monkeypatch)
     made, found = build(run, update=True)
-    changed = [rows[4]["text"], rows[5]["text"], *(row["text"] for row in rows[-2:])]
+    changed = [rows[4]["text"], *(row["text"] for row in rows[-2:])]
     assert sorted(counted.texts) == sorted(changed)
     counts = {name: made.counts[name] for name in ("in", "new", "changed", "unchanged", "deleted")}
     assert counts == {"in": 34, "new": 2, "changed": 2, "unchanged": 30, "deleted": 3}
@@ -109,30 +109,6 @@ def test_pieces_of_documents_are_rows_with_their_parents(model, tmp_path, monkey
     assert set(found) == {"a#0", "b#0"}
     assert len(counted.texts) <= 1
     assert (made.counts["changed"], made.counts["unchanged"], made.record.rows) == (1, 1, 2)
-
-
-class _Killed(BaseException):
-    """What a kill leaves undone."""
-
-
-@contextmanager
-def dies(monkeypatch, owner, name, call, *, after=False):
-    """Raise before or after a call of a function."""
-    plain_function, calls = getattr(owner, name), []
-
-    def dying(*given, **more):
-        calls.append(given)
-        if len(calls) == call and not after:
-            raise _Killed
-        made = plain_function(*given, **more)
-        if len(calls) == call:
-            raise _Killed
-        return made
-
-    with monkeypatch.context() as patched:
-        patched.setattr(owner, name, dying)
-        with pytest.raises(_Killed):
-            yield
 
 
 BOUNDARIES = {
@@ -330,29 +306,41 @@ def test_a_model_that_gives_other_vectors_than_its_proof_stops_the_job_first(tmp
     assert building.build_index(run).counts["new"] == 12
 
 
-def test_parts_of_a_model_that_fails_the_last_check_are_embedded_again(
-    model, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    ("fails_at", "whole", "again"),
+    [(4, False, "012"), (3, False, "012"), (3, True, "2"), (4, True, ""), (1, False, "12")],
+)
+def test_parts_that_a_failed_check_may_concern_are_embedded_again(
+    fails_at, whole, again, model, tmp_path, monkeypatch
 ):
+    """Checks: of loading, after each of three parts, and the last one."""
     path = write(tmp_path / "docs.jsonl", documents(25))
     run = settings(tmp_path / "out", model, path)
-    plain_check, calls = parts.load.__wrapped__, []
+    calls = []
 
-    def check(loaded):
-        calls.append(loaded)
-        if len(calls) == 2:
+    def check(loaded, at_most=None, start=0):
+        calls.append((at_most, start))
+        if len(calls) == fails_at:
             raise ArtifactError("the model gives other vectors here than its proof has")
+        return whole
 
     with monkeypatch.context() as patched:
         patched.setattr("rayembed_extras.indexing.embed.LoadedModel.check", check)
+        with dies(monkeypatch, parts, "write_json", 1, after=True):
+            building.build_index(run)
+        before = len(calls)
+        calls.clear()
         with pytest.raises(ArtifactError, match="gives other vectors"):
             building.build_index(run)
-    assert plain_check is not None
+    assert before == 2
+    assert calls == [(None, 0), (1, 1), (1, 2), (None, 0)][:fails_at]
     store = run.store.model_copy(update={"to": str(tmp_path / "out/indexes/docs/store")}).open()
     assert store.pointed("docs") is None
     counted = Counted(monkeypatch)
     made, found = build(run)
-    assert (len(counted.texts), len(found)) == (25, 25)
-    assert made.counts["changed"] == 25
+    parts_of_rows = [str(bucket_of(f"d{i}", 3)) for i in range(25)]
+    assert (len(counted.texts), len(found)) == (sum(map(parts_of_rows.count, again)), 25)
+    assert made.counts["new"] + made.counts["changed"] + made.counts["unchanged"] == 25
 
 
 def test_vectors_of_the_first_build_are_the_check_of_a_model_without_a_proof(

@@ -10,7 +10,6 @@ from rayembed_extras.index_upgrades.compare import (
     Measurement,
     sample_notes,
 )
-from rayembed_extras.index_upgrades.judged import UpgradeQueries, first_sentence
 from rayembed_extras.index_upgrades.maps import identity_map
 from rayembed_extras.index_upgrades.measure import (
     as_judgements,
@@ -20,8 +19,9 @@ from rayembed_extras.index_upgrades.measure import (
     share_kept,
 )
 from rayembed_extras.index_upgrades.models import UpgradeModel
-from rayembed_extras.index_upgrades.sample import TextSample
+from rayembed_extras.index_upgrades.sample import TextSample, first_sentence
 from rayembed_extras.index_upgrades.settings import UpgradeRun
+from rayembed_extras.indexing.judged_queries import JudgedQueries
 
 _FEWEST_QUERIES = 20
 
@@ -31,7 +31,7 @@ def compare_query_encoder(
     sample: TextSample,
     old: UpgradeModel | None,
     new: UpgradeModel,
-    judged: UpgradeQueries | None,
+    judged: JudgedQueries | None,
 ) -> Measurement:
     """Score the queries of both models on the index's vectors; the new model embeds no document.
 

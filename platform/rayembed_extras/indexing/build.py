@@ -6,7 +6,8 @@
                            working/<fingerprint>/  files of the job at work; removed at its end
 
 Documents are read and sent to parts by the hash of their ids, each part is compared with its
-ledger, and what is new or changed is embedded and written. Each step may be repeated.
+ledger, and what is new or changed is embedded and written. Each step may be repeated. A table that
+has grown gets more parts (`growth`).
 """
 
 import logging
@@ -19,7 +20,7 @@ from typing import Any, cast
 
 from rayembed.assets.folder_formats import format_of
 from rayembed.assets.json_files import read_json
-from rayembed.assets.storage import exists, join, list_files, open_storage, remove_folder
+from rayembed.assets.storage import join, list_files, open_storage, remove_folder
 from rayembed.config.backbone import Dtype
 from rayembed.config.data_run import DataRun
 from rayembed.config.document import fingerprint
@@ -28,21 +29,27 @@ from rayembed.data.engine.exchange import exchange
 from rayembed.data.engine.parts import remedy
 from rayembed.data.engine.work_items import Execute, Needs, Result, Task, run_resumable, run_tasks
 from rayembed.display.progress import enter, overview
-from rayembed.errors import ArtifactError, ConfigError, DataError, require_packages
+from rayembed.errors import ArtifactError, ConfigError, require_packages
 from rayembed.models.versions import VECTORS
 from rayembed.pipeline.run.runtime import Runtime, runtime_of
 from rayembed_extras.indexing import documents as reading
-from rayembed_extras.indexing.checks import CheckedIndex, settled_run
+from rayembed_extras.indexing.checks import (
+    CheckedIndex,
+    check_deletions,
+    check_room,
+    settled_run,
+)
 from rayembed_extras.indexing.documents import (
     IndexPiece,
     ReadIndexDocuments,
     TokenizerPlace,
     kept_settings,
     recorded_settings,
+    stated_types,
 )
 from rayembed_extras.indexing.embed import AFTER, BEFORE, IndexModelSpec, ModelCheck, load
+from rayembed_extras.indexing.growth import divide_grown, parts_for
 from rayembed_extras.indexing.layout import layout_of, scale_of
-from rayembed_extras.indexing.ledger import doubted, read_ledger, write_ledger
 from rayembed_extras.indexing.lock import locked_index
 from rayembed_extras.indexing.manifest import (
     MadeBy,
@@ -53,18 +60,26 @@ from rayembed_extras.indexing.manifest import (
     read_manifest,
     write_manifest,
 )
-from rayembed_extras.indexing.outcome import Indexed
+from rayembed_extras.indexing.outcome import Indexed, counts_of
 from rayembed_extras.indexing.parts import (
     ComparePart,
     EmbedIndexPart,
     IndexPart,
     PartFiles,
+    doubt_parts,
     settings_of_store,
     settle,
 )
 from rayembed_extras.indexing.registration import register_index
-from rayembed_extras.indexing.rows import DUPLICATE, RowsFile, SendToParts, accept, metadata_types
+from rayembed_extras.indexing.rows import (
+    RowsFile,
+    SendToParts,
+    accept,
+    metadata_types,
+    warn_of_empty,
+)
 from rayembed_extras.indexing.settings import IndexRun
+from rayembed_extras.indexing.store import Layout
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +127,8 @@ class _Job(CheckedIndex):
     """Rejected rows by reason."""
     earlier: list[Result] = field(default_factory=list)
     """Results of parts that earlier tries of this job have finished."""
+    text_bytes: int = 0
+    """Bytes of all rows without vectors, compressed."""
 
     def work(self, began: float) -> Manifest:
         """Do the job, and return the record of the index."""
@@ -119,24 +136,22 @@ class _Job(CheckedIndex):
         runtime.start()
         context = context_of(self.run, runtime)
         model = self._model(context)
-        check = EmbedIndexPart(_NO_FILES, model, self.layout({}), self.table, None)
-        run_tasks(
-            "check of the model", check, [ModelCheck(BEFORE)], context.execute, "gpu or machine"
-        )
         enter(READ)
         working = self._working()
         record, files = self._read(context, model, working)
         enter(COMPARE)
         items = [IndexPart(number) for number in range(record.parts)]
         compared = run_resumable(
-            join(working, "differences"),
+            join(files.working, "differences"),
             f"differences {self.run.name}",
             ComparePart(files),
             items,
             context.execute,
         )
-        self._accept_deletions(record, compared)
+        check_deletions(self.run, record, compared)
         enter(EMBED)
+        if self.record is not None and any(one["embed"] for one in compared):
+            self._check_model(context, model)
         self.store.create(self.table, layout_of(record))
         embedding = time.monotonic()
         results = self._embed(context, model, record, files, compared)
@@ -145,7 +160,8 @@ class _Job(CheckedIndex):
         self.store.finish(self.table, layout_of(record))
         if not self.is_beside:
             self.store.point(self.run.name, self.table)
-        counts = self._counts(compared, results, seconds, time.monotonic() - began)
+        counts = counts_of(self.rows, self.rejected, compared, self.earlier, results, seconds)
+        counts["seconds_in_all"] = round(time.monotonic() - began, 3)
         self._remember(record, compared, counts)
         remove_folder(join(self._folder, "working"))
         return self.manifest
@@ -182,6 +198,12 @@ class _Job(CheckedIndex):
             settings.tokens_per_batch,
             join(self._folder, "golden"),
         )
+
+    def _check_model(self, context: PipelineContext, model: IndexModelSpec) -> None:
+        """Raise unless the model gives the vectors that it must."""
+        check = EmbedIndexPart(_NO_FILES, model, self.layout({}), self.table, None)
+        items = [ModelCheck(BEFORE)]
+        run_tasks("check of the model", check, items, context.execute, "gpu or machine")
 
     def _working(self) -> str:
         """Return the folder of this job's files, and remove files of jobs on other documents.
@@ -221,30 +243,50 @@ class _Job(CheckedIndex):
         results = run_resumable(
             folder,
             f"read {self.run.name}",
-            ReadIndexDocuments(folder, self.columns, documents.chunks, tokenizer),
+            ReadIndexDocuments(
+                folder,
+                self.columns,
+                documents.chunks,
+                tokenizer,
+                self.run.store.limits,
+                documents.store_text,
+            ),
             [IndexPiece(piece) for piece in self.pieces],
             context.execute,
         )
         self.rows, self.rejected = accept(documents, results)
-        known = None if self.record is None else self.record.metadata
-        types = metadata_types(self.columns, results, known)
-        if self.record is not None:
-            types = self.record.metadata
-            record = self.record
-        else:
-            rows = sum(result["rows_out"] for result in results)
+        rows, row_bytes, self.text_bytes = (
+            sum(result[name] for result in results)
+            for name in ("rows_out", "row_bytes", "file_bytes")
+        )
+        parts = parts_for(rows, row_bytes, self.run.rows_per_part)
+        former = self.manifest.tables.get(self.manifest.current or "")
+        stated = stated_types(documents, self.columns)
+        known = stated if self.record is None else self.record.metadata
+        otherwise = {} if former is None else former.metadata
+        types = metadata_types(self.columns, results, known, otherwise)
+        record = self.record
+        if record is None:
+            warn_of_empty(self.columns, results, {*stated, *otherwise})
             record = TableRecord(
                 table=self.table,
                 made_by=self._made_by(model),
                 documents=recorded_settings(documents, self.columns),
                 metadata=types,
-                parts=-(-rows // self.run.rows_per_part),
+                parts=parts,
             )
         self.store.check(layout_of(record), self.run.name)
         if self.record is None:
+            self._check_model(context, model)
             tables = {**self.manifest.tables, self.table: record}
             self.manifest = self.manifest.model_copy(update={"tables": tables})
             write_manifest(self.run.placement.storage_path, self.manifest)
+        else:
+            self.manifest = divide_grown(
+                self.run, self.manifest, self.table, parts, self.store, context.execute
+            )
+            record = self.manifest.tables[self.table]
+        types = record.metadata
         names = [name for result in results for name, _ in result["files"]]
         buckets, _ = exchange(
             join(working, "rows"),
@@ -257,7 +299,7 @@ class _Job(CheckedIndex):
         files = PartFiles(
             buckets,
             join(self._folder, "ledger"),
-            working,
+            join(working, f"{record.parts:06d}"),
             tuple(types.items()),
             self.columns.id is not None,
         )
@@ -274,21 +316,6 @@ class _Job(CheckedIndex):
             number_type=number_type,
             scale=scale_of(self.dimensions, number_type),
         )
-
-    def _accept_deletions(self, record: TableRecord, compared: Sequence[Result]) -> None:
-        """Raise if an update would delete more documents than allowed."""
-        deleted, kept = (
-            sum(result[name] for result in compared for name in names)
-            for names in (("deleted",), ("changed", "unchanged"))
-        )
-        most = self.run.documents.max_deleted_share
-        if record.complete and deleted > most * (deleted + kept):
-            raise DataError(
-                f"{self.run.documents.path!r} has {kept:,} of the {deleted + kept:,} documents of "
-                f"the index {self.run.name!r}, so that {deleted:,} would be deleted, more than the "
-                f"share documents.max_deleted_share={most}. An update takes all documents, not "
-                "the new ones alone: name all files, or raise the share (1 allows everything)"
-            )
 
     def _embed(
         self,
@@ -313,19 +340,25 @@ class _Job(CheckedIndex):
         ]
         if not todo:
             return []
+        rows = sum(result["rows_in"] for result in compared)
+        written = sum(compared[part.number]["write"] for part in todo)
+        check_room(self.run, layout_of(record), written, self.text_bytes / max(rows, 1))
         here = not self.store.has_parallel_writers
         store = None if here else settings_of_store(self.run.store)
         task = EmbedIndexPart(files, model, layout_of(record), self.table, store)
-        execute = self._writing(files, context.execute) if here else context.execute
-        items: list[Any] = [*todo, ModelCheck(AFTER)]
+        execute = context.execute
+        if here:
+            execute = self._writing(files, layout_of(record), context.execute)
+        embeds = any(compared[part.number]["embed"] for part in todo)
+        items: list[Any] = [*todo, *([ModelCheck(AFTER)] if embeds else [])]
         try:
             return run_tasks(f"embed {self.run.name}", task, items, execute, "gpu or machine")
         except ArtifactError as error:
             if "gives other vectors here" in str(error):
-                self._doubt(files, todo)
+                doubt_parts(files, work)
             raise
 
-    def _writing(self, files: PartFiles, execute: Execute) -> Execute:
+    def _writing(self, files: PartFiles, layout: Layout, execute: Execute) -> Execute:
         """Wrap an `Execute` so that this process writes each part to the store as it arrives."""
 
         def run(task: Task, items: Sequence[Any], needs: Needs = "cpu") -> Iterator[Result]:
@@ -333,49 +366,10 @@ class _Job(CheckedIndex):
                 if isinstance(item, IndexPart):
                     rows, found = files.difference(item.number)
                     result = timed["result"]
-                    settle(files, self.store, self.table, item.number, rows, found, result)
+                    settle(files, self.store, self.table, item.number, rows, found, result, layout)
                 yield timed
 
         return run
-
-    def _doubt(self, files: PartFiles, parts: Sequence[IndexPart]) -> None:
-        """Let the next job write all rows of parts again that a model of other vectors embedded."""
-        for part in parts:
-            if exists(files.done_path(part.number)):
-                ledger = read_ledger(files.ledger, part.number)
-                write_ledger(files.ledger, part.number, doubted(ledger))
-        remove_folder(files.working)
-
-    def _counts(
-        self, compared: Sequence[Result], results: Sequence[Result], seconds: float, whole: float
-    ) -> dict[str, Any]:
-        """Add up the counts of documents, and check that no row is lost."""
-        names = ("new", "changed", "unchanged", "deleted")
-        counts: dict[str, Any] = {
-            "in": self.rows,
-            **{name: sum(result[name] for result in compared) for name in names},
-        }
-        rejected = dict(self.rejected)
-        if duplicates := sum(result["duplicates"] for result in compared):
-            rejected[DUPLICATE] = duplicates
-        counts["rejected"] = rejected
-        kept = counts["new"] + counts["changed"] + counts["unchanged"]
-        assert self.rows == kept + sum(rejected.values()), (self.rows, counts)
-        every = [*self.earlier, *results]
-        embedded, tokens = (
-            (sum(one.get(name, 0) for one in every), sum(one.get(name, 0) for one in results))
-            for name in ("embedded", "tokens")
-        )
-        return {
-            **counts,
-            "texts": sum(result["write"] for result in compared),
-            "embedded": embedded[0],
-            "tokens": tokens[0],
-            "seconds": round(seconds, 3),
-            "seconds_in_all": round(whole, 3),
-            "texts_per_second": round(embedded[1] / max(seconds, 1e-9), 1),
-            "tokens_per_second": round(tokens[1] / max(seconds, 1e-9), 1),
-        }
 
     def _remember(
         self, record: TableRecord, compared: Sequence[Result], counts: Mapping[str, Any]

@@ -1,13 +1,15 @@
 """Check the settings of an index job against its files, model, store and record, before work."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, cast
 
 from rayembed.assets.storage import join
+from rayembed.data.engine.work_items import Result
 from rayembed.data.sources.files import FilePiece
-from rayembed.errors import ConfigError
+from rayembed.errors import ConfigError, DataError, StorageFullError
 from rayembed.models.loading.files import weights_fingerprint
 from rayembed.models.loading.load import check_loadable, saved_widths, tokenizer_of
 from rayembed.pipeline.storage import placed
@@ -19,13 +21,14 @@ from rayembed_extras.indexing.documents import (
     kept_settings,
     replace_id,
     settled_columns,
+    stated_types,
 )
 from rayembed_extras.indexing.layout import arrow_types, scale_of
 from rayembed_extras.indexing.manifest import Manifest, TableRecord, folder_of
 from rayembed_extras.indexing.places import address_setting
 from rayembed_extras.indexing.rows import DocumentColumns
 from rayembed_extras.indexing.settings import IndexRun
-from rayembed_extras.indexing.store import Layout, VectorStore
+from rayembed_extras.indexing.store import VECTOR, Layout, VectorStore
 
 FOLDER_KINDS = ("parquet", "lance", "faiss")
 """Kinds of stores whose place is a folder, by default the index's own."""
@@ -229,3 +232,58 @@ def check_same(job: CheckedIndex, record: TableRecord) -> None:
                 f"documents.{key}={value!r}, but the index {name!r} was made with {before!r}; "
                 "give the same setting, or give a new index another --name"
             )
+    for column, kind in stated_types(job.run.documents, job.columns).items():
+        if (before := record.metadata.get(column)) != kind:
+            raise ConfigError(
+                f"documents.metadata_types: {column!r} is {kind}, but the index {name!r} was made "
+                f"with {before}; leave it out, or give a new index another --name"
+            )
+
+
+def check_deletions(run: IndexRun, record: TableRecord, compared: Sequence[Result]) -> None:
+    """Raise if an update would delete more documents than allowed.
+
+    Args:
+        compared: counts of documents of each part.
+    """
+    deleted, kept = (
+        sum(result[name] for result in compared for name in names)
+        for names in (("deleted",), ("changed", "unchanged"))
+    )
+    most = run.documents.max_deleted_share
+    if record.complete and deleted > most * (deleted + kept):
+        raise DataError(
+            f"{run.documents.path!r} has {kept:,} of the {deleted + kept:,} documents of "
+            f"the index {run.name!r}, so that {deleted:,} would be deleted, more than the "
+            f"share documents.max_deleted_share={most}. An update takes all documents, not "
+            "the new ones alone: name all files, or raise the share (1 allows everything)"
+        )
+
+
+def check_room(run: IndexRun, layout: Layout, rows: int, text_bytes: float) -> None:
+    """Raise if a store on a local disk has less room than the rows to write take.
+
+    Args:
+        text_bytes: bytes of a row without its vector.
+
+    Raises:
+        StorageFullError: it has.
+    """
+    setting = address_setting(type(run.store))
+    place = "" if setting is None else getattr(run.store, setting) or ""
+    if not place or "://" in place:
+        return
+    kind = layout.schema.field(VECTOR).type
+    row_bytes = kind.list_size * kind.value_type.bit_width // 8
+    # LanceDB joins small files at the end, FAISS writes the index beside the rows.
+    copies = (
+        2 if run.store.kind == "lance" or (run.store.kind == "faiss" and not run.store.index) else 1
+    )
+    needed = int(copies * rows * (row_bytes + (text_bytes if layout.has_text else 0)))
+    there = next(one for one in (Path(place), *Path(place).absolute().parents) if one.exists())
+    if (free := shutil.disk_usage(there).free) < needed:
+        raise StorageFullError(
+            f"there is no room for the index {run.name!r}: its {rows:,} rows to write take about "
+            f"{needed:,} bytes, but {free:,} are free at {place!r}. Make room, or give a new index "
+            "another place (--to), then start the same command again"
+        )

@@ -29,15 +29,12 @@ from rayembed.data.sources.files import FilePiece, list_pieces
 from rayembed.data.sources.rows import BadRow, Row, check_columns, read_rows
 from rayembed.errors import ConfigError, DataError
 from rayembed_extras.indexing.chunks import Split, splitter
-from rayembed_extras.indexing.rows import ROWS, DocumentColumns, metadata_types
-from rayembed_extras.indexing.settings import Chunks, Documents
+from rayembed_extras.indexing.rows import NO_METADATA, ROWS, DocumentColumns, metadata_types
+from rayembed_extras.indexing.settings import NO_LIMITS, Chunks, Documents, RowLimits
 from rayembed_extras.indexing.store import RESERVED
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 """Code version of reading documents; raise it when the same files yield other rows."""
-
-NO_METADATA = 0
-"""Hash of a row's metadata where the index has none."""
 
 _NAMES = ("id", "_id")
 _DOCUMENTS_AT_ONCE = 1024
@@ -45,6 +42,8 @@ _BYTES_PER_FILE = 8 << 20
 _EXAMPLES = 3
 _SHOWN_CHARACTERS = 300
 _LARGEST = 2**63
+_NUMBER_BYTES = 8
+"""Bytes kept free in the id of a document for the number of a piece."""
 
 _TYPES: Mapping[type, str] = {str: "string", bool: "bool", int: "int64", float: "double"}
 
@@ -122,10 +121,14 @@ class ReadIndexDocuments:
     chunks: Chunks
     model: "TokenizerPlace | None"
     """Where the model's tokenizer is; None for whole documents."""
+    limits: RowLimits = NO_LIMITS
+    """Of the store."""
+    store_text: bool = True
 
     def __call__(self, item: IndexPiece) -> Result:
         """Write the rows; return counts, rejected rows with examples, the types of metadata with
-        the first row of each, and the names and rows of the written files.
+        the first row of each, the names and rows of the written files, the bytes of these, and
+        those of their rows in memory.
         """
         split = splitter(self.chunks, None if self.model is None else self.model.load())
         collected = _Collected(self, item.key, split)
@@ -141,6 +144,8 @@ class ReadIndexDocuments:
             "examples": collected.examples,
             "types": collected.types,
             "files": collected.files,
+            "file_bytes": collected.file_bytes,
+            "row_bytes": collected.row_bytes,
         }
 
 
@@ -150,6 +155,7 @@ class _Collected:
     def __init__(self, task: ReadIndexDocuments, key: str, split: Split) -> None:
         self._task, self._key, self._split = task, key, split
         self.rows_in = self.documents = self.rows_out = 0
+        self.file_bytes = self.row_bytes = 0
         self.rejected: Counter[str] = Counter()
         self.examples: list[dict[str, str]] = []
         self.types: dict[str, dict[str, str]] = {name: {} for name in task.columns.metadata}
@@ -177,6 +183,7 @@ class _Collected:
             if name is not None and "\0" in name:
                 raise RowError("an id with a NUL character")
             found = [self._metadata(n, c, row) for n, c in columns.metadata.items()]
+            self._check_size(name, text, found)
         except RowError as error:
             self._reject(row, str(error))
             return
@@ -208,6 +215,24 @@ class _Collected:
             metadata_types(self._task.columns, [{"types": self.types}])
         return value
 
+    def _check_size(self, name: str | None, text: str, metadata: Sequence[Any]) -> None:
+        """Raise RowError if the store has no room for a row of this document."""
+        limits, whole = self._task.limits, self._task.chunks.by == "document"
+        longest = None if limits.id is None else limits.id - (0 if whole else _NUMBER_BYTES)
+        if name is not None and longest is not None and len(name.encode()) > longest:
+            raise RowError(f"an id above {longest:,} bytes, the most that the store takes")
+        if limits.texts is None:
+            return
+        texts = [
+            one for value in metadata for one in (value if isinstance(value, list) else [value])
+        ]
+        if whole and self._task.store_text:
+            texts.append(text)
+        if sum(len(one.encode()) for one in texts if isinstance(one, str)) > limits.texts:
+            raise RowError(
+                f"text and metadata above {limits.texts:,} bytes, the most that the store takes"
+            )
+
     def _reject(self, row: Row | BadRow, reason: str) -> None:
         self.rejected[reason] += 1
         if self.rejected[reason] <= _EXAMPLES:
@@ -227,18 +252,13 @@ class _Collected:
         texts = [piece for pieces in divided for piece in pieces]
         documents = [one[0] for one in whole]
         ids = [f"{d}#{n}" for d, n in zip(documents, numbers, strict=True)] if own else documents
-        hashes = [
-            text_hash(repr(one[3])) if one[3] else NO_METADATA
-            for one, pieces in zip(waiting, divided, strict=True)
-            for _ in pieces
-        ]
         columns: dict[str, Any] = {
             "id": ids,
             "document": documents,
             "chunk": numbers,
             "text": texts,
             "text_hash": [text_hash(text) for text in texts],
-            "metadata_hash": hashes,
+            "metadata_hash": [NO_METADATA] * len(ids),
             "origin": [one[2] for one in whole],
         }
         table = pa.table(columns, ROWS)
@@ -246,6 +266,7 @@ class _Collected:
             table = table.append_column(name, _column([one[3][place] for one in whole]))
         self._tables.append(table)
         self._bytes += table.nbytes
+        self.row_bytes += table.nbytes
         if self._bytes >= _BYTES_PER_FILE:
             self.write()
 
@@ -259,6 +280,7 @@ class _Collected:
         content = parquet_bytes(table, statistics=False)
         write_atomic(join(self._task.folder, name), content)
         self.files.append([name, len(table)])
+        self.file_bytes += len(content)
         self.rows_out += len(table)
 
 
@@ -310,7 +332,13 @@ def kept_settings(documents: Documents, columns: DocumentColumns) -> dict[str, A
     """Settings that decide a table's rows: not where the files are, nor their form."""
     settled = replace_id(documents, columns.id)
     left_out = {"path", "delimiter", "encoding", "max_rejected_share", "max_deleted_share"}
-    return settled.model_dump(mode="json", exclude=left_out)
+    return settled.model_dump(mode="json", exclude={*left_out, "metadata_types"})
+
+
+def stated_types(documents: Documents, columns: DocumentColumns) -> dict[str, str]:
+    """Types of metadata columns that the settings state, by their stored names."""
+    stated = documents.metadata_types
+    return {name: stated[own] for name, own in columns.metadata.items() if own in stated}
 
 
 def recorded_settings(documents: Documents, columns: DocumentColumns) -> dict[str, Any]:

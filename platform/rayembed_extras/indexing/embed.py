@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from rayembed.models.loading.load import load_as_saved, load_model
 from rayembed.models.passes.encoding import encode, encode_tokens
 from rayembed.models.passes.fitting import room_for
 from rayembed.models.transformer_model import TransformerModel
-from rayembed.proof.check import compare, cosines, tolerated
+from rayembed.proof.check import Checked, cosines, tolerated
 from rayembed.proof.proof import NumberType, ProofText, read_proof
 from rayembed.proof.texts import proof_texts, tokens_of
 from rayembed.proof.write import TOLERANCE
@@ -52,6 +52,19 @@ class IndexModelSpec:
     proof of their own."""
 
 
+class _Golden(NamedTuple):
+    """Texts whose vectors are known."""
+
+    texts: tuple[ProofText, ...]
+    vectors: np.ndarray
+    tolerance: float
+    """Lowest cosine that counts as the same."""
+    normalised: bool
+    """Whether lengths are compared, too."""
+    when: str
+    """Whose vectors they are, for an error."""
+
+
 class LoadedModel:
     """A loaded model that embeds as the settings say."""
 
@@ -73,6 +86,7 @@ class LoadedModel:
         with room_for(f"the model {spec.reference!r}"):
             self.model: TransformerModel = model.to(device)
         self._device = "cpu" if own_format else torch.device(device).type
+        self._golden: _Golden | None = None
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, int]:
         """Embed documents to (N, D) float32 unit vectors; return them with the number of tokens.
@@ -100,40 +114,51 @@ class LoadedModel:
             )
         return cut(vectors, self.spec.dimensions), tokens
 
-    def check(self) -> None:
+    def check(self, at_most: int | None = None, start: int = 0) -> bool:
         """Raise unless the model gives the vectors of its proof, or of the index's first build.
+
+        Args:
+            at_most: number of its texts that are embedded, from text `start` on; None: all.
+
+        Returns:
+            Whether all texts were embedded.
 
         Raises:
             ArtifactError: it gives others; the message says for which text.
         """
+        if self._golden is None:
+            self._golden = self._read_golden()
+        texts, right, tolerance, normalised, when = self._golden
+        number = min(at_most or len(texts), len(texts))
+        chosen = [(start + i) % len(texts) for i in range(number)]
+        vectors = self._embed([texts[i] for i in chosen])
+        found = Checked(vectors, *cosines(vectors, right[chosen]), tolerance, normalised)
+        if wrong := found.wrong:
+            first = texts[chosen[wrong[0]]]
+            raise ArtifactError(
+                f"the model {self.spec.reference!r} gives other vectors here than {when}: "
+                f"{len(wrong)} of {number} texts, the lowest cosine is {found.worst:.4f} where "
+                f"{tolerance:.4f} is allowed, the first text is {first.text[:60]!r} "
+                f"({first.role}). Libraries, hardware or the model's folder have "
+                "changed; `rayembed verify` on the folder names the cause. Nothing that this "
+                "process embedded since its last check is used"
+            )
+        return number == len(texts)
+
+    def _read_golden(self) -> "_Golden":
+        """Read the model's proof, or the vectors of the first build, which writes them."""
         proof = read_proof(self.folder)
         if proof is not None:
             computed = "bfloat16" if self._halved else self.model.number_type
-            found = compare(proof, self._embed(proof.texts), tolerated(proof, computed))
-            wrong, texts = found.wrong, proof.texts
-            worst, tolerance = found.worst, found.tolerance
-        else:
-            texts = tuple(proof_texts(self.model, {})[0])
-            vectors = self._embed(texts)
-            named = repr([(text.text, text.role, text.prompt) for text in texts])
-            seen = xxhash.xxh3_64_hexdigest(named.encode())
-            path = join(self.spec.golden, f"{seen}.npy")
-            if not exists(path):
-                save_array(path, vectors)
-                return
-            near, _ = cosines(vectors, load_array(path))
-            tolerance = TOLERANCE[self._kind]
-            wrong, worst = tuple(np.flatnonzero(near < tolerance).tolist()), float(near.min())
-        if wrong:
-            raise ArtifactError(
-                f"the model {self.spec.reference!r} gives other vectors here than "
-                f"{'its proof has' if proof is not None else 'when the index was first built'}: "
-                f"{len(wrong)} of {len(texts)} texts, the lowest cosine is {worst:.4f} where "
-                f"{tolerance:.4f} is allowed, the first text is {texts[wrong[0]].text[:60]!r} "
-                f"({texts[wrong[0]].role}). Libraries, hardware or the model's folder have "
-                "changed; `rayembed verify` on the folder names the cause. Nothing that this "
-                "process embedded should be used"
-            )
+            tolerance = proof.tolerance[tolerated(proof, computed)]
+            return _Golden(proof.texts, proof.vectors, tolerance, proof.normalised, "its proof has")
+        texts = tuple(proof_texts(self.model, {})[0])
+        named = repr([(text.text, text.role, text.prompt) for text in texts])
+        path = join(self.spec.golden, f"{xxhash.xxh3_64_hexdigest(named.encode())}.npy")
+        if not exists(path):
+            save_array(path, self._embed(texts))
+        when = "when the index was first built"
+        return _Golden(texts, load_array(path), TOLERANCE[self._kind], False, when)
 
     def _embed(self, texts: Sequence[ProofText]) -> np.ndarray:
         tokens = tokens_of(self.model, texts)

@@ -68,7 +68,9 @@ class LedgerDifference:
     """Comparison of a part's rows with its ledger."""
 
     write: np.ndarray
-    """Indices of the rows that are embedded and written: new, changed, or pending."""
+    """Indices of the rows that are written: new, changed, or pending."""
+    embed: np.ndarray
+    """Those of `write` that are embedded; the others have other metadata, and keep their vector."""
     delete: list[str]
     """Ids of rows that are gone."""
     new: int
@@ -90,14 +92,15 @@ def compare(rows: pa.Table, ledger: pa.Table) -> LedgerDifference:
     stored = pc.invert(pc.is_null(ledger["text_hash"]))
     place = pc.index_in(rows["id"], value_set=ledger["id"].combine_chunks())
     known = pc.is_valid(place).to_numpy(zero_copy_only=False)
-    same = np.zeros(len(rows), bool)
+    embedded = same = np.zeros(len(rows), bool)
     if len(ledger):
         old = ledger.take(place.fill_null(0))
-        for name in ("text_hash", "metadata_hash"):
-            equal = pc.equal(old[name], rows[name]).fill_null(False)
-            same = known if name == "text_hash" else same
-            same = same & equal.to_numpy()
-        same &= ~old["pending"].to_numpy()
+        equal_text, same = (
+            pc.equal(old[name], rows[name]).fill_null(False).to_numpy()
+            for name in ("text_hash", "metadata_hash")
+        )
+        embedded = known & equal_text & ~old["pending"].to_numpy()
+        same = same & embedded
     gone = ledger.filter(pc.invert(pc.is_in(ledger["id"], rows["id"].combine_chunks())))
     codes = rows["document"].combine_chunks().dictionary_encode()
     documents = codes.dictionary
@@ -108,6 +111,7 @@ def compare(rows: pa.Table, ledger: pa.Table) -> LedgerDifference:
     is_old = pc.is_in(documents, before).to_numpy(zero_copy_only=False)
     return LedgerDifference(
         write=np.flatnonzero(~same),
+        embed=np.flatnonzero(~embedded),
         delete=gone["id"].to_pylist(),
         new=int((~is_old).sum()),
         changed=int((is_old & touched).sum()),
@@ -117,13 +121,20 @@ def compare(rows: pa.Table, ledger: pa.Table) -> LedgerDifference:
 
 
 def marked(rows: pa.Table, ledger: pa.Table, difference: LedgerDifference) -> pa.Table:
-    """Return the ledger with the rows pending that a job is about to write or delete."""
-    ids = rows["id"].take(pa.array(difference.write))
+    """Return the ledger with the rows pending that a job is about to embed and write, or to delete.
+
+    Rows of which it writes the metadata alone have no hash of metadata, as their vector is right
+    in any case.
+    """
+    ids = rows["id"].take(pa.array(difference.embed))
     asked = pa.concat_arrays([*ids.chunks, pa.array(difference.delete, pa.string())])
     pending = pc.or_(ledger["pending"], pc.is_in(ledger["id"], asked))
-    place = ledger.schema.get_field_index("pending")
-    kept = ledger.set_column(place, "pending", pending)
-    added = rows.take(pa.array(difference.write)).select(["id", "document"])
+    written = pc.is_in(ledger["id"], rows["id"].take(pa.array(difference.write)).combine_chunks())
+    metadata = pc.if_else(written, pa.scalar(None, pa.int64()), ledger["metadata_hash"])
+    kept = pa.table(
+        [*ledger.select(LEDGER.names[:-2]).columns, metadata, pending], names=LEDGER.names
+    )
+    added = rows.take(pa.array(difference.embed)).select(["id", "document"])
     added = added.filter(pc.invert(pc.is_in(added["id"], ledger["id"].combine_chunks())))
     nothing = pa.nulls(len(added), pa.int64())
     fresh = pa.table(

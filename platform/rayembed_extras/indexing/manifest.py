@@ -49,7 +49,9 @@ class TableRecord(Settings):
     metadata: dict[str, str] = Field(default_factory=dict)
     """Metadata column → Arrow type."""
     parts: int
-    """Number of parts into which ids are divided by hash; the same for all updates."""
+    """Number of parts into which ids are divided by hash."""
+    growing_to: int | None = None
+    """Number of parts into which a job is dividing a grown table; None: it is not."""
     complete: bool = False
     rows: int = 0
     documents_read: int = 0

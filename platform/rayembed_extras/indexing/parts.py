@@ -1,30 +1,33 @@
 """Tasks on the parts of an index: compare a part with its ledger, embed it, write it to the store.
 
-working/<fingerprint>/vectors/000012.parquet    rows that are written next, with vectors
-                      done/000012.json          result of a part that store and ledger have
+working/<fingerprint>/<number of parts>/vectors/000012.parquet    rows that are written next
+                                        done/000012.json          result of a finished part
 """
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rayembed.assets.arrow_files import parquet_bytes, read_sealed
-from rayembed.assets.json_files import write_json
-from rayembed.assets.storage import exists, join, remove_file, write_atomic
+from rayembed.assets.json_files import read_json, write_json
+from rayembed.assets.storage import exists, join, remove_file, remove_folder, write_atomic
 from rayembed.config.settings import parse
 from rayembed.data.engine.exchange import Buckets
 from rayembed.data.engine.parts import remedy
 from rayembed.data.engine.work_items import Result
-from rayembed.errors import DataError
+from rayembed.errors import ArtifactError, DataError
 from rayembed_extras.indexing.embed import IndexModelSpec, ModelCheck, check_model, load
 from rayembed_extras.indexing.layout import stored_vectors
 from rayembed_extras.indexing.ledger import (
     LedgerDifference,
     compare,
+    doubted,
     ledger_of,
     marked,
     read_ledger,
@@ -38,6 +41,12 @@ from rayembed_extras.indexing.store import VECTOR, Layout, VectorStore
 
 _ROWS_PER_WRITE = 16_384
 """Most rows of a call of `VectorStore.upsert`, and ids of a call of `VectorStore.delete`."""
+
+_ROWS_PER_FETCH = 4_096
+
+_TEXTS_PER_CHECK = 256
+"""Embedded texts for which the process embeds one of the at most 64 texts of the model's check: all
+of them after a part of 16,384."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +114,7 @@ class ComparePart:
 
     def __call__(self, item: IndexPart) -> Result:
         """Return counts of documents (`new`, `changed`, `unchanged`, `deleted`, `duplicates`) and
-        of rows (`rows_in`, `write`, `delete`).
+        of rows (`rows_in`, `write`, `embed`, `delete`).
 
         Raises:
             DataError: an id occurs twice.
@@ -122,6 +131,7 @@ class ComparePart:
             "unchanged": found.unchanged,
             "deleted": found.deleted,
             "write": len(found.write),
+            "embed": len(found.embed),
             "delete": len(found.delete),
         }
 
@@ -146,18 +156,21 @@ class EmbedIndexPart:
         rows, found = self.files.difference(item.number)
         result = self._embed(item.number, rows, found, device)
         if self.store is not None:
-            settle(self.files, opened(self.store), self.table, item.number, rows, found, result)
+            store = opened(self.store)
+            settle(self.files, store, self.table, item.number, rows, found, result, self.layout)
         return result
 
     def _embed(self, number: int, rows: pa.Table, found: LedgerDifference, device: str) -> Result:
-        wanted = rows.take(pa.array(found.write))
+        wanted = rows.take(pa.array(found.embed))
         path = self.files.vectors_path(number)
         tokens = 0
-        embedded = len(wanted)
-        if not embedded or _has_rows(path, wanted, self.layout):
-            embedded = 0
-        else:
-            vectors, tokens = load(self.model, device).encode(wanted["text"].to_pylist())
+        embedded, checked = len(wanted), True
+        if embedded and _has_rows(path, wanted):
+            embedded, checked = 0, False
+        elif embedded:
+            model = load(self.model, device)
+            vectors, tokens = model.encode(wanted["text"].to_pylist())
+            checked = model.check(-(-embedded // _TEXTS_PER_CHECK), number)
             made = wanted.append_column(VECTOR, stored_vectors(vectors, self.layout.number_type))
             schema = pa.schema([*self.layout.schema, _TEXT_HASH])
             made = made.select(schema.names).cast(schema)
@@ -168,13 +181,14 @@ class EmbedIndexPart:
             "rejected": {},
             "tokens": tokens,
             "embedded": embedded,
+            "checked": checked,
         }
 
 
 _TEXT_HASH = pa.field("text_hash", pa.int64())
 
 
-def _has_rows(path: str, wanted: pa.Table, layout: Layout) -> bool:
+def _has_rows(path: str, wanted: pa.Table) -> bool:
     """Whether a file of an earlier try has vectors of these texts under these ids."""
     if not exists(path):
         return False
@@ -191,26 +205,72 @@ def settle(
     rows: pa.Table,
     found: LedgerDifference,
     result: Result,
+    layout: Layout,
 ) -> None:
     """Bring store and ledger of a part up to date, and record that it is done; may be repeated.
 
     Args:
         rows: of the part.
-        found: their difference from the ledger, whose rows have their vectors in a file.
+        found: their difference from the ledger; the rows to embed have their vectors in a file.
         result: of the part.
+
+    Raises:
+        ArtifactError: the store lacks rows that keep their vector; the next job embeds them.
     """
     if not found.is_empty:
         ledger = read_ledger(files.ledger, number)
         write_ledger(files.ledger, number, marked(rows, ledger, found))
         path = files.vectors_path(number)
-        made = None
-        if len(found.write):
-            made = read_sealed(path, remedy=remedy(path)).drop_columns([_TEXT_HASH.name])
+        tables = []
+        if len(found.embed):
+            tables.append(read_sealed(path, remedy=remedy(path)).drop_columns([_TEXT_HASH.name]))
+        kept = rows.take(pa.array(np.setdiff1d(found.write, found.embed)))
+        if len(kept):
+            made = _with_stored_vectors(store, table, number, kept, layout)
+            if len(made) < len(kept):
+                again = replace(found, embed=found.write)
+                write_ledger(files.ledger, number, marked(rows, ledger, again))
+                raise ArtifactError(
+                    f"the store lacks {len(kept) - len(made):,} rows of the table {table!r} that "
+                    "the index's ledger has, so another program changed the table; start the same "
+                    "command again: it embeds these rows"
+                )
+            tables.append(made)
+        made = pa.concat_tables(tables) if tables else None
         write_part(store, table, number, made, found.delete)
         write_ledger(files.ledger, number, ledger_of(rows))
     write_json(files.done_path(number), result)
     if exists(files.vectors_path(number)):
         remove_file(files.vectors_path(number))
+
+
+def _with_stored_vectors(
+    store: VectorStore, table: str, number: int, rows: pa.Table, layout: Layout
+) -> pa.Table:
+    """Add stored vectors to rows of a part; rows that the store lacks are left out."""
+    ids, names = rows["id"].to_pylist(), ["id", VECTOR]
+    if hasattr(store, "write_part"):
+        stored = [store.read_part(table, number, names)]  # type: ignore[attr-defined]
+    else:
+        starts = range(0, len(ids), _ROWS_PER_FETCH)
+        stored = [store.fetch(table, ids[at : at + _ROWS_PER_FETCH], names) for at in starts]
+    vectors = pa.concat_tables(stored).combine_chunks()
+    place = pc.index_in(rows["id"].combine_chunks(), value_set=vectors["id"].combine_chunks())
+    there = rows.filter(pc.is_valid(place))
+    made = there.append_column(VECTOR, vectors[VECTOR].take(place.drop_null()))
+    return made.select(layout.schema.names).cast(layout.schema)
+
+
+def doubt_parts(files: PartFiles, parts: Sequence[IndexPart]) -> None:
+    """Let the next job embed again what a process wrote whose model was not checked by all texts
+    afterwards; a model has failed its check.
+    """
+    for part in parts:
+        path = files.done_path(part.number)
+        if exists(path) and not read_json(path, remedy(path)).get("checked"):
+            ledger = read_ledger(files.ledger, part.number)
+            write_ledger(files.ledger, part.number, doubted(ledger))
+    remove_folder(files.working)
 
 
 def write_part(
@@ -219,7 +279,8 @@ def write_part(
     """Write and delete rows of one part of a table.
 
     Stores with a method `write_part(table, number, rows, delete)`, such as files, keep the rows of
-    a part together.
+    a part together. They also have `read_part(table, number, columns)` and, if an index may get
+    more parts, `divide_part(table, number, part_of)`.
 
     Args:
         rows: of `Layout.schema`; None: none.

@@ -1,7 +1,8 @@
 """Rows of documents on their way to the store: columns, types of metadata, and parts."""
 
+import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +14,12 @@ from rayembed.data.engine.exchange import Sent
 from rayembed.data.engine.parts import remedy
 from rayembed.data.engine.shuffle import bucket_of
 from rayembed.data.engine.work_items import EXAMPLES_KEPT, Result
+from rayembed.data.hashes import text_hash
 from rayembed.errors import DataError
 from rayembed_extras.indexing.layout import arrow_types
 from rayembed_extras.indexing.settings import Documents
+
+logger = logging.getLogger(__name__)
 
 ROWS = pa.schema(
     [
@@ -29,6 +33,9 @@ ROWS = pa.schema(
     ]
 )
 """Columns of a row on its way to the store, before its metadata."""
+
+NO_METADATA = 0
+"""Hash of a row's metadata where the index has none, and until the types of all files are known."""
 
 DUPLICATE = "same text as another row"
 """Reason for leaving out a row whose id is its text's hash; it counts as no mistake."""
@@ -52,15 +59,18 @@ class DocumentColumns:
 
 
 def metadata_types(
-    columns: DocumentColumns, results: Sequence[Result], known: Mapping[str, str] | None = None
+    columns: DocumentColumns,
+    results: Sequence[Result],
+    known: Mapping[str, str] | None = None,
+    otherwise: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Return the type of each metadata column over all pieces, by its stored name.
 
-    A column without any value has the type of texts; integers become floats where floats stand
-    beside them.
+    Integers become floats where floats stand beside them.
 
     Args:
-        known: types of an earlier build, which values must fit.
+        known: types of an earlier build, or of the settings, which values must fit.
+        otherwise: types of columns without any value; those that it lacks have the type of texts.
 
     Raises:
         DataError: a column holds values of several types, or others than before.
@@ -77,13 +87,30 @@ def metadata_types(
         if len(asked) > 1:
             told = [f"{kind} in {origin}" for kind, origin in kinds.items()]
             if known and name in known:
-                told.insert(0, f"{known[name]} in the index")
+                told.insert(0, f"{known[name]} in the index or in documents.metadata_types")
             raise DataError(
                 f"documents.metadata: the column {column!r} holds values of several types: "
-                f"{', '.join(told)}; write all of them in one type, or leave the column out"
+                f"{', '.join(told)}; write all of them in one type, or leave the column out. An "
+                "index keeps the types of its first build; those that a column will have later are "
+                "set by documents.metadata_types"
             )
-        found[name] = next(iter(asked), "string")
+        found[name] = next(iter(asked), (otherwise or {}).get(name, "string"))
     return found
+
+
+def warn_of_empty(
+    columns: DocumentColumns, results: Sequence[Result], known: Collection[str]
+) -> None:
+    """Log a warning for each metadata column whose type no value and no setting gives."""
+    for name, column in columns.metadata.items():
+        if name not in known and not any(result["types"].get(name) for result in results):
+            logger.warning(
+                "documents.metadata: the column %r has no value, so it will hold texts; for "
+                "another type, set documents.metadata_types before the index is built, as in "
+                "documents.metadata_types={%s: int64}",
+                column,
+                column,
+            )
 
 
 def accept(documents: Documents, results: Sequence[Result]) -> tuple[int, dict[str, int]]:
@@ -130,7 +157,11 @@ class RowsFile:
 
 @dataclass(frozen=True)
 class SendToParts:
-    """Task of an `exchange`: send the rows of a file to parts, by the hash of the document's id."""
+    """Task of an `exchange`: send the rows of a file to parts, by the hash of the document's id.
+
+    Metadata are hashed here, in the types that the store has, so that a file with other types of
+    the same values changes nothing.
+    """
 
     folder: str
     parts: int
@@ -141,9 +172,27 @@ class SendToParts:
         """Read the file; return its rows with the part of each."""
         path = join(self.folder, item.name)
         rows = read_sealed(path, remedy=remedy(path)).cast(rows_schema(self.types))
-        documents = rows["document"].to_pylist()
-        parts = np.array([bucket_of(one, self.parts) for one in documents], dtype=np.int64)
+        if self.types:
+            place = rows.schema.get_field_index("metadata_hash")
+            rows = rows.set_column(place, ROWS.field(place), _metadata_hashes(rows, self.types))
+        parts = parts_of(rows["document"], self.parts)
         return Sent(rows, parts, {"rows_in": len(rows), "rows_out": len(rows), "rejected": {}})
+
+
+def parts_of(documents: pa.ChunkedArray, parts: int) -> np.ndarray:
+    """Return the part of each document by its id, (N,) int64."""
+    return np.array([bucket_of(one, parts) for one in documents.to_pylist()], dtype=np.int64)
+
+
+def _metadata_hashes(rows: pa.Table, names: Iterable[str]) -> pa.Array:
+    """Hash the metadata of each row; times as numbers, whose zone has many names."""
+    columns = []
+    for name in names:
+        column = rows[name]
+        if pa.types.is_timestamp(column.type):
+            column = column.cast(pa.int64())
+        columns.append(column.to_pylist())
+    return pa.array([text_hash(repr(list(one))) for one in zip(*columns, strict=True)], pa.int64())
 
 
 def rows_schema(types: Mapping[str, str]) -> pa.Schema:

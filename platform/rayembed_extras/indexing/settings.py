@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
@@ -15,6 +16,11 @@ from rayembed.config.types import FileName, ModelReference, PlainName, Reference
 
 NumberType = Literal["float32", "float16", "int8", "bits"]
 """Number type in which a store keeps vectors: `int8` has one code a dimension, `bits` one bit."""
+
+MetadataType = Literal[
+    "string", "int64", "double", "bool", "date", "timestamp", "timestamp with zone", "list of texts"
+]
+"""Type of a metadata column."""
 
 
 _SECRET = re.compile(r"(?:^|_)(?:password|passwd|secret|token|api_?key|access_key)(?:_|$)", re.I)
@@ -66,6 +72,10 @@ class Documents(Settings):
     """Column of the text; `title+text` joins several by a space."""
     metadata: tuple[Column, ...] = ()
     """Columns that are stored beside the vectors, for filters and display."""
+    metadata_types: dict[Column, MetadataType] = Field(default_factory=dict)
+    """Metadata column → its type, for a column without values when the index is built, or with
+    whole numbers that later get fractions (`double`). Others have the type of their values; without
+    any, `string`."""
     store_text: bool = True
     """Whether the store also keeps the text."""
     delimiter: str | None = Field(default=None, min_length=1, max_length=1)
@@ -78,6 +88,15 @@ class Documents(Settings):
     """Share of the index's documents above which an update that would delete them is refused: the
     files are all documents, not the new ones alone."""
     chunks: Chunks = Chunks()
+
+    @model_validator(mode="after")
+    def _types_are_of_metadata(self) -> Self:
+        if unknown := sorted(self.metadata_types.keys() - {*self.metadata}):
+            raise ValueError(
+                f"metadata_types has {unknown[0]!r}, which is not in metadata "
+                f"({', '.join(self.metadata) or 'no column'})"
+            )
+        return self
 
 
 class IndexModel(Settings):
@@ -97,6 +116,18 @@ class IndexModel(Settings):
     """Maximum padded tokens of a forward pass; None: by hardware."""
 
 
+@dataclass(frozen=True)
+class RowLimits:
+    """Largest sizes of a row in UTF-8 bytes that a store takes; None: no limit."""
+
+    id: int | None = None
+    texts: int | None = None
+    """Text and metadata together."""
+
+
+NO_LIMITS = RowLimits()
+
+
 class StoreSettings(Settings):
     """Base class for the settings of a vector store, the members of `STORES`."""
 
@@ -110,6 +141,8 @@ class StoreSettings(Settings):
     """Settings that may change from one job of an index to the next: none of where its rows are."""
     packages: ClassVar[tuple[str, ...]] = ()
     """Modules of the store's client, which the extra `indexes` installs."""
+    limits: ClassVar[RowLimits] = NO_LIMITS
+    """Sizes above which documents are rejected when they are read."""
     number_type: NumberType = "float32"
     """Number type of the stored vectors."""
     index: dict[str, Any] = Field(default_factory=dict)

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rayembed.assets.arrow_files import parquet_bytes, read_sealed
 from rayembed.assets.atomic import full
@@ -50,7 +51,6 @@ from rayembed_extras.indexing.stores.layouts import (
     layout_values,
     padded,
 )
-from rayembed_extras.indexing.stores.row_lookup import rows_of_ids
 from rayembed_extras.indexing.stores.table_folder import TableFolder, index_of
 
 _ROWS_AT_ONCE = 8192
@@ -173,11 +173,16 @@ class FaissTables:
                     yield rows.slice(first, _ROWS_AT_ONCE)
 
     def fetch(self, table: str, ids: Sequence[str], columns: Sequence[str]) -> pa.Table:
-        """Read columns of the rows of these ids, file by file until all are read."""
-        names = list(dict.fromkeys(["id", *columns]))
-        schema = self._state(table).layout.schema
-        empty = pa.schema([schema.field(name) for name in names]).empty_table()
-        return rows_of_ids(self.scan(table, names), ids, empty).select(list(columns))
+        """Read columns of the rows of these ids, of those files that have some of them."""
+        state = self._state(table)
+        schema = pa.schema([state.layout.schema.field(name) for name in columns])
+        wanted, found = pa.array(ids, pa.string()), [schema.empty_table()]
+        for file, kept, _ in self._kept(table, state):
+            there = pc.is_in(self._read(table, file, ["id"])["id"], wanted).to_numpy()
+            if len(hits := kept[there[kept]]):
+                rows = self._read(table, file, columns).select(schema.names)
+                found.append(rows.take(pa.array(hits)).cast(schema))
+        return pa.concat_tables(found).combine_chunks()
 
     def search(
         self, table: str, queries: np.ndarray, k: int, options: Mapping[str, Any] | None = None

@@ -8,7 +8,7 @@
 Search is exact: it reads all vectors.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -88,7 +88,35 @@ class ParquetTables:
         self, table: str, number: int, rows: pa.Table | None, delete: Sequence[str]
     ) -> None:
         """Replace and delete rows of one part, whose rows are all in one file."""
-        self._rewrite(table, f"part-{number:06d}.parquet", rows, delete)
+        self._rewrite(table, _part_file(number), rows, delete)
+
+    def read_part(self, table: str, number: int, columns: Sequence[str]) -> pa.Table:
+        """Read columns of the rows of one part."""
+        name = _part_file(number)
+        if not exists(self._path(table, name)):
+            schema = self.layout(table).schema
+            return pa.schema([schema.field(one) for one in columns]).empty_table()
+        return self._read(table, name, columns).select(list(columns))
+
+    def divide_part(
+        self, table: str, number: int, part_of: Callable[[pa.ChunkedArray], np.ndarray]
+    ) -> None:
+        """Move the rows of one part into the files of the parts that their documents belong to.
+
+        Rows stand in two files until the last step; a repeated call goes on.
+
+        Args:
+            part_of: function from documents to the numbers of their parts; those other than
+                `number` have no other rows yet.
+        """
+        path = self._path(table, _part_file(number))
+        if not exists(path):
+            return
+        rows = self._read(table, _part_file(number))
+        parts = part_of(rows["document"])
+        for part in [*np.setdiff1d(parts, number).tolist(), number]:
+            content = parquet_bytes(rows.filter(pa.array(parts == part)), statistics=False)
+            write_atomic(self._path(table, _part_file(part)), content)
 
     def upsert(self, table: str, rows: pa.Table) -> None:
         """Write rows into a file named by their ids, and remove these ids from other files."""
@@ -237,6 +265,10 @@ class ParquetTables:
             there = self._read(table, name, ["id"])["id"]
             if pc.any(pc.is_in(there, gone)).as_py():
                 self._rewrite(table, name, None, list(ids))
+
+
+def _part_file(number: int) -> str:
+    return f"part-{number:06d}.parquet"
 
 
 def _number(table: str, name: str) -> int:

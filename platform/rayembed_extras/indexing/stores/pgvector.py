@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from rayembed.config.table import load
 from rayembed.config.types import Reference
 from rayembed.errors import require_packages
-from rayembed_extras.indexing.settings import NumberType
+from rayembed_extras.indexing.settings import NumberType, RowLimits
 from rayembed_extras.indexing.stores.secret import SecretStoreSettings, SecretVariable
 
 _OPTION = re.compile(r"[a-z][a-z0-9_]*")
@@ -28,6 +28,8 @@ class PgvectorStore(SecretStoreSettings):
     number_types: ClassVar[tuple[NumberType, ...]] = ("float32", "float16", "bits")
     packages: ClassVar[tuple[str, ...]] = ("psycopg",)
     secret_from: ClassVar[str] = "password_from"
+    # Of the primary key's index, and of a value, less the vector's share.
+    limits: ClassVar[RowLimits] = RowLimits(id=2_692, texts=2**30 - 2**20)
     changeable: ClassVar[frozenset[str]] = frozenset({"index", "password_from", "connect_seconds"})
 
     to: Reference = "postgresql://"

@@ -7,7 +7,7 @@ from pydantic import Field, PositiveInt, field_validator
 from rayembed.config.table import load
 from rayembed.config.types import Reference
 from rayembed.errors import require_packages
-from rayembed_extras.indexing.settings import NumberType
+from rayembed_extras.indexing.settings import NumberType, RowLimits
 from rayembed_extras.indexing.stores.secret import SecretStoreSettings, SecretVariable
 
 INSTEAD = {
@@ -31,6 +31,8 @@ class QdrantStore(SecretStoreSettings):
     number_types: ClassVar[tuple[NumberType, ...]] = ("float32", "float16")
     packages: ClassVar[tuple[str, ...]] = ("qdrant_client",)
     secret_from: ClassVar[str] = "key_from"
+    # Of a server's request of 32 MiB, in which JSON escapes some characters.
+    limits: ClassVar[RowLimits] = RowLimits(texts=16 << 20)
     changeable: ClassVar[frozenset[str]] = frozenset(
         {"index", "key_from", "payload_indexes", "prefer_grpc", "timeout_seconds"}
     )
