@@ -22,6 +22,7 @@ from rayembed_extras.index_upgrades.models import UpgradeModel
 from rayembed_extras.index_upgrades.sample import TextSample, first_sentence
 from rayembed_extras.index_upgrades.settings import UpgradeRun
 from rayembed_extras.indexing.judged_queries import JudgedQueries
+from rayembed_extras.indexing.layout import as_compared
 
 _FEWEST_QUERIES = 20
 
@@ -50,16 +51,19 @@ def compare_query_encoder(
     rows = sample.rows_of(sample.searched)
     vectors, owners = sample.old[rows], sample.owners[rows]
     texts = _sentences(run, sample) if judged is None else list(judged.texts)
-    ranked = rank_documents(old.queries(texts), vectors, owners)
+
+    def ranked_by(model: UpgradeModel) -> np.ndarray:
+        queries = as_compared(model.queries(texts), sample.number_type)
+        return rank_documents(queries, vectors, owners)
+
+    ranked = ranked_by(old)
     if judged is None:
         relevant = as_judgements(ranked)
     else:
         numbers = {name: number for number, name in enumerate(sample.names)}
-        relevant = [
-            {numbers[name]: grade for name, grade in one.items()} for one in judged.relevant
-        ]
+        relevant = [{numbers[name]: grade for name, grade in one.items()} for one in judged.grades]
     full = score(ranked, relevant)
-    scores = score(rank_documents(new.queries(texts), vectors, owners), relevant)
+    scores = score(ranked_by(new), relevant)
     share, apart = share_kept(scores, full), difference(scores.ndcg, full.ndcg)
     return Measurement(
         (
