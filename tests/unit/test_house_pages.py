@@ -52,6 +52,7 @@ NOT_OURS = {"langchain_huggingface", "llama_index", "my_package"}
 
 APPLIED = {
     "indexing": "unit/test_indexing_docs.py",
+    "index_upgrades": "unit/test_index_upgrades_roads.py",
     "own_architecture": "unit/test_docs_own_architecture.py",
     "own_benchmark": "unit/test_docs_own_benchmark.py",
     "own_compression": "unit/test_compression_own_way.py",

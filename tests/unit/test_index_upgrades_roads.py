@@ -2,7 +2,9 @@
 
 import csv
 import random
+import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -79,7 +81,7 @@ class Index:
     """An index of documents with ids in a column `name`, and upgrades of it."""
 
     def __init__(self, home, folder):
-        self.home, self.folder, self.storage = home, folder, str(folder / "out")
+        self.home, self.folder, self.storage = home, folder, str(folder / "outputs")
         self.rows = [{"name": row.pop("id"), **row} for row in sentences(COUNT)]
         self.path = folder / "documents.jsonl"
         self.placement = {"storage_path": self.storage, "runtime": "local"}
@@ -321,3 +323,20 @@ def test_an_index_is_upgraded_from_python(home, index, store, capsys):
     for wrong in ({}, {"model": "x", "drop": True}, {"rollback": True, "drop": True}):
         with pytest.raises(ConfigError, match="one of model, rollback=True and drop=True"):
             rayembed.upgrade("docs", **wrong)
+
+
+def test_the_python_of_the_page_runs(home, index, store, tmp_path, monkeypatch):
+    upgrade(index.run("b"), "backfill")
+    rows = [{"query": row["text"], "document": row["name"]} for row in index.rows[:40]]
+    queries = write(tmp_path / "queries.jsonl", rows)
+    page = Path(__file__).parents[2] / "docs" / "index_upgrades.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (text,) = blocks
+    own = {"models:/support@candidate": home / "near", "judged/": queries, '"support"': '"docs"'}
+    for shown, place in own.items():
+        text = text.replace(shown, str(place))
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(text, names)
+    assert names["done"].roads.rows
+    assert store.names == {"docs": "docs_1"}
