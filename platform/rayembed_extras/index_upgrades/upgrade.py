@@ -235,9 +235,8 @@ def _measured(run: UpgradeRun, checked: _Checked, folder: str) -> UpgradeReport:
     """Measure all roads, save the best map, and return the report."""
     index, record = checked.index, checked.index.record
     made = record.made_by
-    layout, judged = layout_of(record), None
-    if checked.files is not None:
-        judged = read_queries(checked.files, index.store, index.table, has_text=layout.has_text)
+    layout, files = layout_of(record), checked.files
+    judged = files and read_queries(files, index.store, index.table, has_text=layout.has_text)
     sample = draw_sample(
         index.store,
         index.table,
