@@ -341,7 +341,6 @@ def test_parts_that_a_failed_check_may_concern_are_embedded_again(
     made, found = build(run)
     parts_of_rows = [str(bucket_of(f"d{i}", 3)) for i in range(25)]
     assert (len(counted.texts), len(found)) == (sum(map(parts_of_rows.count, again)), 25)
-    assert made.counts["new"] + made.counts["changed"] + made.counts["unchanged"] == 25
 
 
 def test_vectors_of_the_first_build_are_the_check_of_a_model_without_a_proof(
