@@ -338,7 +338,7 @@ def test_parts_that_a_failed_check_may_concern_are_embedded_again(
     store = run.store.model_copy(update={"to": str(tmp_path / "out/indexes/docs/store")}).open()
     assert store.pointed("docs") is None
     counted = Counted(monkeypatch)
-    made, found = build(run)
+    _, found = build(run)
     parts_of_rows = [str(bucket_of(f"d{i}", 3)) for i in range(25)]
     assert (len(counted.texts), len(found)) == (sum(map(parts_of_rows.count, again)), 25)
 
