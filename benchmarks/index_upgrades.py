@@ -37,7 +37,7 @@ def rows():
     return [(query, " ".join(text.split()[:WORDS])) for query, text in found]
 
 
-def fine_tuned(pairs, seed, output):
+def fine_tuned(pairs, seed, output, name=None, further=None):
     """Folder of a fine-tune of MiniLM on descriptions, trained if it is not there."""
     import rayembed
 
@@ -47,7 +47,7 @@ def fine_tuned(pairs, seed, output):
         steps=60,
         batch_size=32,
         learning_rate=5e-5,
-        name=f"upgrade-seed{seed}",
+        name=name or f"upgrade-seed{seed}",
         output=output,
         settings={
             "seed": seed,
@@ -57,6 +57,7 @@ def fine_tuned(pairs, seed, output):
             "evaluation.guard": None,
             "evaluation.benchmarks": [],
             "evaluation.baselines": [],
+            **(further or {}),
         },
     )
     return done.folder

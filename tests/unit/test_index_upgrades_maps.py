@@ -14,7 +14,7 @@ from rayembed_extras.index_upgrades import fitting
 from rayembed_extras.index_upgrades.fitting import fit_map, fit_ridge, orthogonal_weight
 from rayembed_extras.index_upgrades.maps import QueryMap, gelu, identity_map, load_map, unit
 
-KINDS = ("orthogonal", "affine", "low_rank", "mlp", "kernel")
+KINDS = ("orthogonal", "affine", "low_rank", "mlp", "kernel", "ranking")
 
 
 def vectors(count, width, seed=0):
@@ -177,6 +177,32 @@ def test_the_mlp_is_a_residual_network_trained_by_the_cosine(monkeypatch):
     epoch = int(np.argmin([held_out for held_out, _ in seen]))
     assert ours.facts["epochs"] == epoch > 0
     np.testing.assert_allclose(ours(x), seen[epoch][1].numpy(), atol=1e-5)
+
+
+def test_the_ranking_map_begins_as_the_affine_one_and_lowers_the_divergence(monkeypatch):
+    from scipy.special import rel_entr, softmax
+
+    from rayembed_extras.index_upgrades import fitting
+
+    every = related(1000, 5, 4)
+    (x, y), (others, wanted) = (
+        [part[rows] for part in every] for rows in (slice(600), slice(600, None))
+    )
+
+    def divergence(made):
+        of = [softmax(part.astype(float) @ y.T / 0.05, axis=1) for part in (wanted, made(others))]
+        return rel_entr(*of).sum(axis=1).mean()
+
+    affine, ranking = fit_map("affine", x, y), fit_map("ranking", x, y)
+    assert ranking.facts["epochs"] > 0
+    assert divergence(ranking) < 0.9 * divergence(affine)
+    again = fit_map("ranking", x, y)
+    assert all((ranking.arrays[name] == again.arrays[name]).all() for name in again.arrays)
+    # No step: the affine map of all texts.
+    monkeypatch.setattr(fitting, "_RANKING_RATE", 0.0)
+    still = fit_map("ranking", x, y)
+    assert still.facts["epochs"] == 0
+    assert all((still.arrays[name] == affine.arrays[name]).all() for name in affine.arrays)
 
 
 @pytest.mark.parametrize("kind", KINDS)

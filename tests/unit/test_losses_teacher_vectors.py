@@ -77,6 +77,30 @@ def test_distances_worked_out_by_hand():
     )
 
 
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_infonce_over_the_teachers_documents_by_hand(share):
+    documents, old = [[0.0, 1.0], [0.6, 0.8], [1.0, 0.0]], [[0.8, 0.6], [1.0, 0.0], [0.0, 1.0]]
+    row = ([0.6, 0.8], documents, [1.0, 0.0], old, [0], [True], [True] * 3)
+    given = {"projection": False, "infonce_weight": 0.5, "infonce_temperature": 0.1}
+    found = one_row(*row, VectorDistillation(teacher_documents=share, **given))
+
+    def infonce(positive, *others):
+        return -positive / 0.1 + math.log(sum(math.exp(s / 0.1) for s in (positive, *others)))
+
+    # The query's cosines with the model's documents, and with the teacher's.
+    own, across = infonce(0.8, 1.0, 0.6), infonce(0.96, 0.6, 0.8)
+    distance = (0.4 + 0.4) / 2
+    expected = distance + 0.5 * ((1 - share) * own + share * across)
+    assert found == pytest.approx(expected, abs=2e-3)
+    without = one_row(*row, VectorDistillation(**given))
+    assert without == pytest.approx(distance + 0.5 * own, abs=2e-3)
+    matrix = torch.tensor([[0.0, 2.0], [2.0, 0.0]])  # the vector is turned to (0.8, 0.6)
+    of = VectorDistillation(teacher_documents=1.0, infonce_weight=1.0, infonce_temperature=0.1)
+    alone = VectorDistillation(infonce_weight=0.0)
+    turned = one_row(*row, of, projection=matrix) - one_row(*row, alone, projection=matrix)
+    assert turned == pytest.approx(infonce(1.0, 0.8, 0.6), abs=2e-3)
+
+
 def test_relations_worked_out_by_hand():
     texts = ([1.0, 0.0], [[0.0, 1.0], [0.6, 0.8], [1.0, 0.0]])
     taught = ([1.0, 0.0], [[0.5, 0.0], [0.25, 0.0], [1.0, 0.0]])  # cosines 0.5, 0.25 and 1

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from pydantic import Field
+
 from rayembed.config.loss import Need
 from rayembed.errors import ConfigError
 from rayembed.losses.contract import Candidates
 from rayembed.losses.distilled import BesideInfoNCE
+from rayembed.losses.infonce import info_nce
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -41,6 +44,10 @@ class VectorDistillation(BesideInfoNCE):
     teacher's; None: where a teacher's width is not the model's. It begins as the identity, with
     zeros for a teacher's further components or without those that it lacks. False: the vectors
     themselves, of a wider model the first T components, which `dimensions` must name."""
+
+    teacher_documents: float = Field(default=0.0, ge=0, le=1, exclude_if=lambda it: it == 0)
+    """Share of InfoNCE that compares queries with the teachers' documents, as an index of them
+    does, and not with the model's own (after backward-compatible training, arXiv 2003.11942)."""
 
     parameter_names: ClassVar[tuple[str, ...]] = (_NAME,)
 
@@ -89,7 +96,7 @@ class VectorDistillation(BesideInfoNCE):
         heights = [wanted.shape[1] for wanted in teachers.queries]
         projection = parameters.get(_NAME)
         matrices = [None] * len(heights) if projection is None else torch.split(projection, heights)
-        losses = []
+        losses, across = [], []
         for matrix, queries_BT, documents in zip(
             matrices, teachers.queries, teachers.documents, strict=True
         ):
@@ -98,7 +105,35 @@ class VectorDistillation(BesideInfoNCE):
             of_query_B = self._of(queries_BD, queries_BT, part)
             of_own_BM = self._of(own_BMD, _own(documents, teachers.places_BM), part)
             losses.append((of_query_B + (of_own_BM * share_BM).sum(dim=1)) / 2)
-        return self.with_infonce(torch.stack(losses).mean(dim=0), queries_BD, candidates)
+            if self.teacher_documents and self.infonce_weight:
+                across.append(self._across(queries_BD, documents, part, candidates))
+        loss_B = torch.stack(losses).mean(dim=0)
+        if not across:
+            return self.with_infonce(loss_B, queries_BD, candidates)
+        share = self.infonce_weight * self.teacher_documents
+        if self.teacher_documents < 1:
+            own_B = self.with_infonce(torch.zeros_like(loss_B), queries_BD, candidates)
+            loss_B = loss_B + (1 - self.teacher_documents) * own_B
+        return loss_B + share * torch.stack(across).mean(dim=0)
+
+    def _across(
+        self,
+        queries_BD: Float[Tensor, "B D"],
+        documents: Float[Tensor, "N T"] | Float[Tensor, "B N T"],
+        matrix: Float[Tensor, "T D"] | None,
+        candidates: Candidates,
+    ) -> Float[Tensor, " B"]:
+        """Compute InfoNCE of the queries, projected by `matrix`, over a teacher's documents."""
+        from torch.nn import functional
+
+        queries, documents = _alike(queries_BD.float(), documents.float(), matrix)
+        return info_nce(
+            functional.normalize(queries, dim=-1),
+            documents,
+            candidates.positive_B,
+            candidates.mask_BN,
+            self.infonce_temperature,
+        )
 
     def _of(
         self,
@@ -111,17 +146,20 @@ class VectorDistillation(BesideInfoNCE):
         """
         from torch.nn import functional
 
-        from rayembed.losses.straight_through import cut
-
-        vectors, wanted = vectors.float(), wanted.float()
-        if matrix is None:
-            width = min(vectors.shape[-1], wanted.shape[-1])
-            vectors, wanted = cut(vectors, width), cut(wanted, width)
-        else:
-            vectors = vectors @ matrix.float().T
+        vectors, wanted = _alike(vectors.float(), wanted.float(), matrix)
         if self.form == "cosine":
             return 1 - functional.cosine_similarity(vectors, wanted, dim=-1)
         return (vectors - wanted).square().mean(dim=-1)
+
+
+def _alike(vectors: Tensor, wanted: Tensor, matrix: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Bring vectors and a teacher's to one width, by `matrix` or by their first components."""
+    from rayembed.losses.straight_through import cut
+
+    if matrix is not None:
+        return vectors @ matrix.float().T, wanted
+    width = min(vectors.shape[-1], wanted.shape[-1])
+    return cut(vectors, width), cut(wanted, width)
 
 
 def _own(

@@ -23,7 +23,7 @@ from rayembed_extras.index_upgrades.measure import (
     share_kept,
 )
 from rayembed_extras.index_upgrades.models import UpgradeModel
-from rayembed_extras.index_upgrades.sample import TextSample, first_sentence
+from rayembed_extras.index_upgrades.sample import TextSample, first_sentence, some_words
 from rayembed_extras.index_upgrades.settings import UpgradeRun
 from rayembed_extras.indexing.judged_queries import JudgedQueries
 from rayembed_extras.indexing.layout import as_compared, as_stored
@@ -200,7 +200,8 @@ def _fitted(
     given = [(new_rows[rows], sample.old[rows])]
     if run.fit_on != "documents" and old is not None:
         _, first = np.unique(sample.owners[rows], return_index=True)
-        made = (first_sentence(sample.texts[rows[at]]) for at in first)
+        texts = [sample.texts[row] for row in rows[first].tolist()]
+        made = (cut(text) for cut in (first_sentence, some_words) for text in texts)
         sentences = [sentence for sentence in made if sentence is not None]
         if sentences:
             targets = old.queries(sentences)

@@ -16,7 +16,7 @@ from rayembed.assets.json_files import read_json, write_json
 from rayembed.assets.storage import join, read_bytes, write_atomic
 from rayembed.errors import ArtifactError
 
-MapKind = Literal["identity", "orthogonal", "affine", "low_rank", "mlp", "kernel"]
+MapKind = Literal["identity", "orthogonal", "affine", "low_rank", "mlp", "kernel", "ranking"]
 """Kinds of maps, see `fitting`."""
 
 SETTINGS_FILE, WEIGHTS_FILE = "map.json", "map.safetensors"
@@ -31,6 +31,7 @@ _ARRAYS: Mapping[str, tuple[str, ...]] = {
     "low_rank": ("down", "up", "bias"),
     "mlp": ("weight", "bias", "inner", "inner_bias", "outer", "outer_bias"),
     "kernel": ("centres", "weight", "bias"),
+    "ranking": ("weight", "bias"),
 }
 """Kind → names of its arrays."""
 

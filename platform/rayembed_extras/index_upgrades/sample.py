@@ -165,3 +165,13 @@ def _hash(name: str, seed: int) -> int:
 
 def _hashes(names: Sequence[str], seed: int) -> np.ndarray:
     return np.fromiter((_hash(name, seed) for name in names), np.uint64, len(names))
+
+
+def some_words(text: str) -> str | None:
+    """Some 3 to 10 words of a text, in a row, drawn by its hash; None if it has no more."""
+    words, drawn = text.split(), xxhash.xxh3_64_intdigest(text.encode())
+    count = 3 + drawn % 8
+    if len(words) <= count:
+        return None
+    start = drawn // 8 % (len(words) - count + 1)
+    return " ".join(words[start : start + count])

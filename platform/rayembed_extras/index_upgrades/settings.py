@@ -58,12 +58,13 @@ class UpgradeRun(Document):
         "low_rank",
         "mlp",
         "kernel",
+        "ranking",
     )
     """Maps to fit and measure; `identity` is no map, for the road `compatible`."""
     fit_on: Literal["both", "documents", "queries"] = "both"
     """Texts on which maps are fitted: documents, whose old vectors the index has; their first
-    sentences, embedded as queries by both models; or both, which kept most. Without the old model
-    documents alone."""
+    sentences and some words of each, embedded as queries by both models; or both. Without the old
+    model documents alone."""
     fit_documents: PositiveInt = 10_000
     """Documents on which maps are fitted; at most half of the index. More keep more, above all
     between models of different kinds."""
