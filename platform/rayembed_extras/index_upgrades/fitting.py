@@ -19,8 +19,9 @@ model's ranking. Both agree more with that ranking, and find fewer of the judged
 `ranking` distils the old model's: errors count by what they change in its results.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -269,5 +270,5 @@ def _ranking(new: np.ndarray, old: np.ndarray, seed: int) -> tuple[dict[str, np.
     return kept, best_epoch
 
 
-def _copied(weights: "dict[str, object]") -> dict[str, np.ndarray]:
-    return {name: one.detach().numpy().copy() for name, one in weights.items()}  # type: ignore[attr-defined]
+def _copied(weights: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {name: one.detach().numpy().copy() for name, one in weights.items()}

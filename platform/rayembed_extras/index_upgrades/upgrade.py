@@ -236,7 +236,9 @@ def _measured(run: UpgradeRun, checked: _Checked, folder: str) -> UpgradeReport:
     index, record = checked.index, checked.index.record
     made = record.made_by
     layout, files = layout_of(record), checked.files
-    judged = files and read_queries(files, index.store, index.table, has_text=layout.has_text)
+    judged = None
+    if files is not None:
+        judged = read_queries(files, index.store, index.table, has_text=layout.has_text)
     sample = draw_sample(
         index.store,
         index.table,
