@@ -3,7 +3,7 @@
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,8 +13,10 @@ from rayembed.data.sources.cells import RowError, name_in, text_in
 from rayembed.data.sources.files import list_pieces
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation.own_data import Faults, OwnFiles, find_files, read_judged, readable_rows
-from rayembed_extras.indexing.manifest import MadeBy
-from rayembed_extras.indexing.store import VectorStore
+
+if TYPE_CHECKING:
+    from rayembed_extras.indexing.manifest import MadeBy
+    from rayembed_extras.indexing.store import VectorStore
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def find_queries(path: str, split: str) -> OwnFiles:
 
 
 def read_queries(
-    files: OwnFiles, store: VectorStore, table: str, *, has_text: bool
+    files: OwnFiles, store: "VectorStore", table: str, *, has_text: bool
 ) -> JudgedQueries:
     """Read judged queries; those without a relevant document are left out.
 
@@ -117,7 +119,7 @@ def _rows(files: OwnFiles, faults: Faults) -> Iterable[tuple[str, str, bool, str
 
 
 def documents_by_text(
-    store: VectorStore, table: str, wanted: Collection[str]
+    store: "VectorStore", table: str, wanted: Collection[str]
 ) -> dict[str, list[str]]:
     """Stripped text → ids of the documents that have it, for wanted texts."""
     found: dict[str, list[str]] = {}
@@ -145,7 +147,7 @@ def scores_of(ranked: Iterable[Hashable], grades: Mapping[Any, int], k: int) -> 
 
 
 def query_vectors(
-    made_by: MadeBy, texts: Sequence[str], golden: str, tracking_uri: str | None
+    made_by: "MadeBy", texts: Sequence[str], golden: str, tracking_uri: str | None
 ) -> np.ndarray:
     """Embed queries by the model of an index to (Q, D) float32 unit vectors.
 

@@ -8,12 +8,13 @@ dimensions.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from rayembed_extras.indexing.settings import NumberType
+if TYPE_CHECKING:  # settings load the stores, which import this module
+    from rayembed_extras.indexing.settings import NumberType
 
 VECTOR = "vector"
 RESERVED = ("id", "document", "chunk", "text", VECTOR)
@@ -26,7 +27,7 @@ class Layout:
 
     dimensions: int
     """D, as the model gives vectors."""
-    number_type: NumberType
+    number_type: "NumberType"
     metadata: Mapping[str, pa.DataType]
     """Types of the metadata columns; all of them may be null."""
     has_text: bool = True
