@@ -158,6 +158,8 @@ class EmbedIndexPart:
         if self.store is not None:
             store = opened(self.store)
             settle(self.files, store, self.table, item.number, rows, found, result, self.layout)
+        # Arrow's pool keeps freed memory otherwise, more with every part.
+        pa.default_memory_pool().release_unused()
         return result
 
     def _embed(self, number: int, rows: pa.Table, found: LedgerDifference, device: str) -> Result:
