@@ -27,7 +27,7 @@ class CountedPart(EmbedIndexPart):
     """Task of the job that notes begin and end of each part, with the texts."""
 
     def _embed(self, number, rows, found, device):
-        self._note("begin", number, len(found.write))
+        self._note("begin", number, len(found.embed))
         result = super()._embed(number, rows, found, device)
         self._note("end", number, result["embedded"])
         return result
@@ -52,7 +52,8 @@ class SlowPart(CountedPart):
         return result
 
     def _settle(self, number, rows, found, result):
-        settle(self.files, _Slow(opened(self.store)), self.table, number, rows, found, result)
+        store = _Slow(opened(self.store))
+        settle(self.files, store, self.table, number, rows, found, result, self.layout)
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class MarksFirstPart(SlowPart):
     def _settle(self, number, rows, found, result):
         path = self.files.vectors_path(number)
         made = read_sealed(path, remedy=remedy(path)).drop_columns(["text_hash"])
-        settle(self.files, _Nothing(), self.table, number, rows, found, result)
+        settle(self.files, _Nothing(), self.table, number, rows, found, result, self.layout)
         _Slow(opened(self.store)).write_part(self.table, number, made, found.delete)
 
 
