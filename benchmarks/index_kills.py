@@ -63,7 +63,7 @@ class Progress:
         if phase == "reading":
             return any((self._table / "golden").glob("*.npy"))
         if phase == "sending":
-            made = (self._table.glob(f"working/*/{name}/**/*") for name in ("rows", "differences"))
+            made = (self._table.glob(f"working/**/{name}/**/*") for name in ("rows", "differences"))
             return any(_newer(path, since) for paths in made for path in paths)
         if phase == "embedding":
             return self.done() >= 1
@@ -71,7 +71,7 @@ class Progress:
 
     def done(self):
         """Number of parts that the store has."""
-        return len(list(self._table.glob("working/*/done/*.json")))
+        return len(list(self._table.glob("working/**/done/*.json")))
 
     def is_switched(self):
         """Whether the index's name refers to the table."""
