@@ -21,11 +21,9 @@ from rayembed.assets.json_files import read_json, write_json
 from rayembed.assets.storage import (
     check_writable,
     exists,
-    file_sizes,
     join,
     list_files,
     open_storage,
-    remove_folder,
     write_atomic,
 )
 from rayembed.errors import ConfigError, PlacementError
@@ -35,6 +33,7 @@ from rayembed_extras.indexing.layout import ARROW_TYPES, arrow_types, loaded_vec
 from rayembed_extras.indexing.store import VECTOR, Layout, SearchResults
 from rayembed_extras.indexing.stores.layouts import checked_queries, checked_rows
 from rayembed_extras.indexing.stores.row_lookup import rows_of_ids
+from rayembed_extras.indexing.stores.table_folder import TableFolder
 
 _LAYOUT = "_layout.json"
 """File whose name readers of the folder leave out."""
@@ -47,6 +46,7 @@ class ParquetTables:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
+        self._tables = TableFolder(folder, "")
 
     def check(self, layout: Layout, name: str) -> None:
         """Raise unless the folder can be written."""
@@ -57,17 +57,11 @@ class ParquetTables:
             raise ConfigError(f"store.to={self.folder!r} cannot be written: {reason}") from error
 
     def tables(self, name: str) -> list[str]:
-        """List the tables of an index."""
-        found = {
-            path.partition("/")[0]
-            for path in list_files(self.folder, recursive=True)
-            if path.endswith(f"/{_LAYOUT}")
-        }
-        own = [one for one in found if one.startswith(f"{name}_") and _number(one, name)]
-        return sorted(own, key=lambda one: _number(one, name))
+        """List the tables of an index, also those whose removal was stopped midway."""
+        return self._tables.tables(name)
 
     def create(self, table: str, layout: Layout) -> None:
-        """Write the table's layout; raises where there is another one."""
+        """Write the table's layout; raises where there is another one, or rows without one."""
         values = {
             "dimensions": layout.dimensions,
             "number_type": layout.number_type,
@@ -76,6 +70,11 @@ class ParquetTables:
             "metadata": _names_of(layout.metadata),
         }
         if not exists(self._path(table, _LAYOUT)):
+            if self._files(table):  # a removal was stopped, or another program wrote them
+                raise ConfigError(
+                    f"{self._path(table)!r} has files of rows but no {_LAYOUT}, so nothing can be "
+                    "written beside them; remove this folder and run the same command again"
+                )
             write_json(self._path(table, _LAYOUT), values, indent=2)
         elif self._values(table) != values:
             raise ConfigError(
@@ -184,27 +183,19 @@ class ParquetTables:
 
     def point(self, name: str, table: str) -> None:
         """Write the small file that names the current table."""
-        write_json(self._pointer(name), {"table": table}, indent=2)
+        self._tables.point(name, table)
 
     def pointed(self, name: str) -> str | None:
         """Read the name of the current table; None: there is none."""
-        path = self._pointer(name)
-        remedy = "Write it by an update of the index (rayembed index --update)"
-        return str(read_json(path, remedy)["table"]) if exists(path) else None
+        return self._tables.pointed(name)
 
     def drop(self, table: str) -> None:
         """Remove a table's folder."""
-        name = table.rpartition("_")[0]
-        if self.pointed(name) == table:
-            raise ConfigError(
-                f"the index {name!r} refers to the table {table!r}; let it refer to another one "
-                "before this one is removed"
-            )
-        remove_folder(self._path(table))
+        self._tables.drop(table)
 
     def bytes_of(self, table: str) -> int:
         """Sum the bytes of a table's files."""
-        return sum(file_sizes(self._path(table), recursive=True).values())
+        return self._tables.bytes_of(table)
 
     def close(self) -> None:
         """Do nothing: no connection is kept."""
@@ -223,10 +214,6 @@ class ParquetTables:
     def _path(self, table: str, *names: str) -> str:
 
         return join(self.folder, table, *names)
-
-    def _pointer(self, name: str) -> str:
-
-        return join(self.folder, f"{name}.json")
 
     def _files(self, table: str) -> list[str]:
 
@@ -269,12 +256,6 @@ class ParquetTables:
 
 def _part_file(number: int) -> str:
     return f"part-{number:06d}.parquet"
-
-
-def _number(table: str, name: str) -> int:
-    """Number of a table of an index; 0: it is none."""
-    digits = table.removeprefix(f"{name}_")
-    return int(digits) if digits.isdecimal() else 0
 
 
 def _names_of(metadata: Mapping[str, pa.DataType]) -> dict[str, str]:
