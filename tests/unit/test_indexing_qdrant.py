@@ -5,6 +5,7 @@ metadata, the folder of one process, and the requests that a server gets.
 import datetime
 import decimal
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -153,6 +154,29 @@ def test_a_folder_is_of_one_process(tmp_path):
     assert "store.to=http://host:6333" in str(caught.value)
     store.close()
     settings_of(tmp_path).open().close()
+
+
+def test_a_crash_of_the_machine_loses_no_call_that_has_returned(tmp_path):
+    layout = layout_of()
+    (to := tmp_path / "store").mkdir()
+    store = settings_of(to).open()
+    store.create("docs_1", layout)
+    store.upsert("docs_1", rows_of(["a", "b", "c"]))
+    _lose_the_log(to, tmp_path / "first")
+    store.delete("docs_1", ["b"])
+    _lose_the_log(to, tmp_path / "second")
+    store.close()
+    for place, ids in (("first", ["a", "b", "c"]), ("second", ["a", "c"])):
+        store = settings_of(tmp_path / place).open()
+        rows = [row for batch in store.scan("docs_1", ["id"]) for row in batch.to_pylist()]
+        assert sorted(row["id"] for row in rows) == ids
+        store.close()
+
+
+def _lose_the_log(folder, copy):
+    """Copy a folder without what the disk need not have yet: SQLite's logs, and the lock."""
+    left_out = shutil.ignore_patterns("*-wal", "*-shm", ".lock")
+    shutil.copytree(folder, copy, ignore=left_out)
 
 
 def test_a_collection_with_the_name_is_left_alone(tmp_path):

@@ -291,31 +291,31 @@ class QdrantFolder(QdrantTables):
         # The thread that writes need not be the one that opened it.
         return QdrantClient(path=self._settings.to, force_disable_check_same_thread=True)
 
-    def create(self, table: str, layout: Layout) -> None:
-        """Create an empty collection; does nothing if it exists with the same columns."""
-        super().create(table, layout)
-        self._write_ahead(table)
-
     def upsert(self, table: str, rows: pa.Table) -> None:
-        """Write rows, replacing the rows of the same ids."""
-        self._write_ahead(table)
-        super().upsert(table, rows)
+        """Write rows, replacing the rows of the same ids, and flush them to the disk."""
+        with self._flushed(table):
+            super().upsert(table, rows)
 
-    def finish(self, table: str, layout: Layout) -> None:
-        """Make what was written durable."""
-        super().finish(table, layout)
-        if (file := self._file(table)) is not None:
-            with self._translated(f"finishing {table}"):
-                file.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    def delete(self, table: str, ids: Sequence[str]) -> None:
+        """Delete the points of these ids, and flush that to the disk."""
+        with self._flushed(table):
+            super().delete(table, ids)
 
-    def _write_ahead(self, table: str) -> None:
-        """Let a collection's SQLite file keep a write-ahead log: the client commits each point by
-        itself, which waited 10 ms for the disk each time.
+    @contextlib.contextmanager
+    def _flushed(self, table: str) -> Iterator[None]:
+        """Let SQLite keep a write-ahead log inside the block: the client commits each point by
+        itself, which waited 10 ms for the disk each time. At the end the log moves into the file,
+        because a crash of the machine may lose it.
         """
-        if (file := self._file(table)) is not None:
-            with self._translated(f"writing into {table}"):
-                file.execute("PRAGMA journal_mode = WAL").fetchall()
-                file.execute("PRAGMA synchronous = NORMAL")
+        file = self._file(table)
+        if file is None:
+            yield
+            return
+        with self._translated(f"writing into {table}"):
+            file.execute("PRAGMA journal_mode = WAL").fetchall()
+            file.execute("PRAGMA synchronous = NORMAL")
+            yield
+            file.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _file(self, table: str) -> sqlite3.Connection | None:
         """SQLite file of a collection; None: this version of the client keeps it elsewhere."""
