@@ -15,11 +15,19 @@ from rayembed.errors import ConfigError
 from rayembed.jobs.table import JOBS
 from rayembed_extras.indexing import store_scores
 from rayembed_extras.indexing.judged_queries import find_queries
-from rayembed_extras.indexing.manifest import MadeBy, Manifest, TableRecord, write_manifest
+from rayembed_extras.indexing.manifest import (
+    MadeBy,
+    Manifest,
+    TableRecord,
+    changed_table,
+    read_manifest,
+    write_manifest,
+)
 from rayembed_extras.indexing.scores_job import run_scores_job, settings_in
 from rayembed_extras.indexing.settings import STORES
 from rayembed_extras.indexing.store import VECTOR, Layout
 from rayembed_extras.indexing.store_scores import AS_BUILT, ScoresRequest, measure
+from rayembed_extras.indexing.stores.lance import LanceTables
 
 D, N = 32, 400
 
@@ -180,12 +188,56 @@ def test_what_cannot_be_measured_is_refused_before_work(tmp_path: Path) -> None:
     assert len(measure(ScoresRequest(storage, "docs", number_types=("bits",)), None).scores) == 4
 
 
-def test_a_copy_that_a_killed_job_left_is_removed(tmp_path: Path) -> None:
+def test_only_the_copy_that_a_killed_job_left_is_removed(tmp_path: Path, monkeypatch: Any) -> None:
     storage, _, _ = make_index(tmp_path, "lance")
     store: Any = parse(STORES.classes()["lance"], {"kind": "lance", "to": str(tmp_path / "store")})
-    store.open().create("docs_trial_1", Layout(7, "float32", {}))
-    measure(ScoresRequest(storage, "docs", number_types=("float16",)), None)
-    assert store.open().tables("docs_trial") == []
+    store.open().create("docs_trial_1", Layout(7, "float32", {}))  # an index that is being built
+    plain = LanceTables.drop
+    request = ScoresRequest(storage, "docs", number_types=("float16",), sample=5)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LanceTables, "drop", killed)
+        with pytest.raises(KeyboardInterrupt):
+            measure(request, None)
+    assert store.open().tables("docs_trial") == ["docs_trial_1", "docs_trial_2"]
+    dropped = []
+
+    def noted(self: LanceTables, table: str) -> None:
+        dropped.append(table)
+        plain(self, table)
+
+    monkeypatch.setattr(LanceTables, "drop", noted)
+    measure(request, None)
+    measure(request, None)
+    assert dropped == ["docs_trial_2"] * 3
+    assert store.open().tables("docs_trial") == ["docs_trial_1"]
+    store.open().point("docs_trial", "docs_trial_1")
+    with pytest.raises(ConfigError, match="another index has the name docs_trial; measure without"):
+        measure(request, None)
+
+
+def test_a_model_of_the_registry_is_looked_up_in_the_storage(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    storage, vectors, _ = make_index(tmp_path, "parquet")
+    manifest = read_manifest(storage, "docs")
+    assert manifest is not None
+    made_by = manifest.tables["docs_1"].made_by.model_copy(update={"reference": "models:/tiny/1"})
+    write_manifest(storage, changed_table(manifest, "docs_1", made_by=made_by))
+    looked_up = []
+
+    def queries(*given: Any) -> np.ndarray:
+        looked_up.append(given[-1])
+        return vectors[:1]
+
+    monkeypatch.setattr(store_scores, "query_vectors", queries)
+    files = judged(tmp_path / "judged", [{"d0": 1}])
+    measure(ScoresRequest(storage, "docs"), files)
+    measure(ScoresRequest(storage, "docs", tracking_uri="http://mlflow:5000/"), files)
+    assert looked_up == [f"sqlite:///{storage}/mlflow.db", "http://mlflow:5000"]
 
 
 @pytest.mark.parametrize(

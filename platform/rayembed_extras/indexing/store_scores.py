@@ -19,6 +19,7 @@ from rayembed.assets.storage import join
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
 from rayembed.evaluation.own_data import OwnFiles
+from rayembed.registry.tracking_uri import resolve_tracking_uri
 from rayembed.search.exact import top_k
 from rayembed_extras.indexing.judged_queries import (
     JudgedQueries,
@@ -36,6 +37,7 @@ from rayembed_extras.indexing.layout import (
 )
 from rayembed_extras.indexing.lock import locked_index
 from rayembed_extras.indexing.manifest import MadeBy, folder_of, read_manifest
+from rayembed_extras.indexing.score_copies import trial_of, trial_table
 from rayembed_extras.indexing.settings import STORES, NumberType
 from rayembed_extras.indexing.store import VECTOR, Layout, VectorStore
 
@@ -164,7 +166,6 @@ class _Work:
         self._request, self._values = request, dict(store)
         self._table, self._layout = table, layout
         self._judged: JudgedQueries | None = None
-        self._trial = f"{request.name}_trial"
         self.queries = np.empty((0, layout.dimensions), np.float32)
         self._base = _Exact([], np.empty((0, 0)))
         self._own: list[str] = []
@@ -178,7 +179,10 @@ class _Work:
         with closing(self._open({}, layout.number_type)) as store:
             self._judged = read_queries(files, store, self._table, has_text=layout.has_text)
         golden = join(folder_of(request.storage, request.name), self._table, "golden")
-        self.queries = query_vectors(made_by, self._judged.texts, golden, request.tracking_uri)
+        uri = request.tracking_uri
+        if made_by.reference.startswith("models:/"):
+            uri = resolve_tracking_uri(uri, request.storage, make_folder=False)
+        self.queries = query_vectors(made_by, self._judged.texts, golden, uri)
 
     @property
     def copies(self) -> list[tuple[Mapping[str, Any], NumberType]]:
@@ -205,11 +209,12 @@ class _Work:
     def check(self, index: Mapping[str, Any], number_type: NumberType) -> None:
         """Raise unless the store takes a copy."""
         with closing(self._open(index, number_type)) as store:
-            store.check(self._layout_in(number_type), self._trial)
-            if store.pointed(self._trial) is not None:
+            trial = trial_of(self._request.name)
+            store.check(self._layout_in(number_type), trial)
+            if store.pointed(trial) is not None:
                 raise ConfigError(
-                    f"copies are named {self._trial}_1, but another index has the name "
-                    f"{self._trial}; rename it"
+                    f"copies are named {trial}_1, but another index has the name {trial}; measure "
+                    "without --number-type and --index, or build this index under another --name"
                 )
 
     def report(self) -> ScoresReport:
@@ -311,11 +316,8 @@ class _Work:
         rows: int,
     ) -> list[StoreScores]:
         """Copy the current table by the store's settings, measure the copy and remove it."""
-        layout, copy = self._layout_in(number_type), f"{self._trial}_1"
-        for left in store.tables(self._trial):
-            store.drop(left)
-        began = time.monotonic()
-        try:
+        layout, began = self._layout_in(number_type), time.monotonic()
+        with trial_table(self._request.storage, self._request.name, store) as copy:
             store.create(copy, layout)
             for batch in store.scan(self._table):
                 for first in range(0, len(batch), _ROWS_AT_ONCE):
@@ -326,8 +328,6 @@ class _Work:
             label = settings_text(index) or "none"
             logger.info("copied the table with index %s in %s", label, number_type)
             return self._searched(store, copy, label, number_type, exact, size, seconds)
-        finally:
-            store.drop(copy)
 
     def _converted(self, rows: pa.Table, layout: Layout) -> pa.Table:
         if layout.number_type == self._layout.number_type:
