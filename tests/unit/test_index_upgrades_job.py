@@ -4,6 +4,7 @@ import csv
 import json
 import random
 import shlex
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,7 @@ from rayembed_extras.index_upgrades import backfill as backfills
 from rayembed_extras.index_upgrades import upgrade as upgrades
 from rayembed_extras.index_upgrades.job import run_upgrade_job
 from rayembed_extras.index_upgrades.settings import UpgradeRun
-from rayembed_extras.index_upgrades.switch import adapter_for, known_index, roll_back
+from rayembed_extras.index_upgrades.switch import adapter_for, known_index, mended, roll_back
 from rayembed_extras.indexing.build import build_index
 from rayembed_extras.indexing.layout import layout_of
 from rayembed_extras.indexing.manifest import changed_table, read_manifest, write_manifest
@@ -374,3 +375,21 @@ def test_an_index_in_files_is_upgraded_and_rolled_back(made, tmp_path):
     np.testing.assert_allclose(found.scores, 1, atol=1e-3)
     assert roll_back(str(tmp_path), "docs") == ("docs_2", "docs_1")
     assert built.open().pointed("docs") == "docs_1"
+
+
+def test_a_switch_that_was_killed_before_its_last_file_is_finished(made, tmp_path, monkeypatch):
+    run = index_run(made, tmp_path)
+    build_index(parse(IndexRun, {**run.model_dump(), "store": {"kind": "lance"}}))
+    values = {"name": "docs", "model": str(made / "new"), "placement": placement(tmp_path)}
+    link = tmp_path / "indexes/docs/store/docs.lance"
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "symlink_to", killed)
+        with pytest.raises(KeyboardInterrupt):
+            upgrades.upgrade(run_of(values, maps=["identity"]), "backfill")
+    assert link.readlink() == Path("docs_1.lance")
+    assert mended(str(tmp_path), "docs").current == "docs_2"
+    assert link.readlink() == Path("docs_2.lance")

@@ -238,11 +238,12 @@ def mended(storage: str, name: str) -> Manifest:
     manifest = known_index(storage, name)
     store = open_store(manifest)
     pointed = store.pointed(name)
-    store.close()
     record = manifest.tables.get(pointed or "")
     if pointed != manifest.current and record is not None and record.complete:
+        store.point(name, str(pointed))  # once more: of its files the last one may be missing
         manifest = _switched(manifest, str(pointed))
         write_manifest(storage, manifest)
+    store.close()
     return manifest
 
 
