@@ -54,7 +54,7 @@ def test_a_reference_becomes_a_teacher_and_its_loss():
         "cosine",
     )
     assert stage.loss.infonce_temperature == before.loss.temperature == 0.05
-    assert stage.loss.infonce_weight == 0.05
+    assert (stage.loss.infonce_weight, stage.loss.teacher_documents) == (20, 0.3)
     (teacher,) = stage.teachers
     assert (teacher.teacher, teacher.max_length) == (OLD, 512)
     assert run.fingerprint != plain.fingerprint
@@ -141,14 +141,15 @@ def distances(teacher, width):
 def test_the_loss_is_the_distance_to_the_old_vectors_beside_infonce():
     teacher = TEACHERS[1]
     given = {"model": "old", "weight": 4}
-    config = compatible_stage(given, {"kind": "infonce", "temperature": 0.1})
+    plain = {"kind": "infonce", "temperature": 0.1, "teacher_documents": 0}
+    config = compatible_stage(given, plain)
     infonce = reference_loss(
         ToyModel(), made_up_records(PAIRS), temperature=0.1, num_negatives=NEGATIVES, in_batch=True
     ).item()
     expected = distances(teacher, 8) + infonce / 4
     assert step_loss(config, teacher) == pytest.approx(expected, rel=1e-5)
-    other = compatible_stage("old", {"kind": "infonce", "temperature": 0.1})
-    assert step_loss(other, teacher) == pytest.approx(expected - 0.2 * infonce, rel=1e-5)
+    other = step_loss(compatible_stage("old", plain), teacher)
+    assert other == pytest.approx(expected + 19.75 * infonce, rel=1e-5)
 
 
 def test_a_narrower_old_model_is_met_by_the_first_components():

@@ -174,6 +174,20 @@ def test_a_step_is_a_loop_over_texts(kind, in_batch, weight, monkeypatch):
     assert abs(report.loss - wanted.item()) > 1e-3, "the control, with another teacher"
 
 
+@pytest.mark.parametrize("in_batch", [True, False])
+def test_infonce_over_the_teachers_documents_is_the_same_in_blocks(in_batch, monkeypatch):
+    across = {"teacher_documents": 0.3, "infonce_temperature": 0.1}
+    config = stage(LOSSES["cosine"] | across, in_batch=in_batch)
+    whole, expected = run(config, cache=False, budget=10**6)
+    monkeypatch.setattr(batch_loss, "_BLOCK", 7 * (PAIRS * (1 + NEGATIVES) if in_batch else 1))
+    report, found = run(config)
+    assert report.loss == pytest.approx(whole.loss, rel=1e-5)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, atol=5e-6, rtol=1e-4, msg=name)
+    without, _ = run(stage(LOSSES["cosine"] | across | {"teacher_documents": 0}, in_batch=in_batch))
+    assert abs(without.loss - whole.loss) > 1e-3, "the control without them"
+
+
 def test_vectors_cut_to_a_width_meet_the_leading_columns():
     config = stage(LOSSES["cosine"] | {"dimensions": [4], "infonce_weight": 0.0})
     model, records = ToyModel(), made_up_records(PAIRS)

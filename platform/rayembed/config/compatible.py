@@ -19,9 +19,10 @@ MAX_LENGTH = 512
 another number."""
 
 
-WEIGHT = 20.0
-"""Weight of the distance where a stage's InfoNCE had none beside it. Cosines stand in InfoNCE
-divided by its temperature, so with 0.05 this makes both gradients of one size."""
+WEIGHT, OLD_DOCUMENTS = 0.05, 0.3
+"""Weight of the distance, and share of InfoNCE over old documents, where a stage's InfoNCE had no
+teacher beside it. Measured (docs/distillation.md): a larger weight costs quality and keeps no
+more."""
 
 
 class OldModel(Settings):
@@ -33,7 +34,7 @@ class OldModel(Settings):
     """Asset reference or registered model (`models:/name@alias`) that embedded the index."""
     weight: PositiveFloat | None = None
     """Factor of the distance to the old vectors, where InfoNCE has 1. It is stored as its inverse,
-    `loss.infonce_weight`; None: as that says, or 20 where the loss is `infonce`."""
+    `loss.infonce_weight`; None: as that says, or 0.05 where the loss is `infonce`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -60,6 +61,7 @@ def with_old_model(values: Any) -> Any:
     if kind == "infonce":
         loss["kind"] = kind = DISTILLATION
         loss["infonce_weight"] = 1 / WEIGHT
+        loss.setdefault("teacher_documents", OLD_DOCUMENTS)
         if "temperature" in loss:
             loss["infonce_temperature"] = loss.pop("temperature")
     if kind != DISTILLATION or "model" not in old:
