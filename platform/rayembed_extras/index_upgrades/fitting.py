@@ -6,8 +6,6 @@ n texts, X (n, D_new) of the new model, Y (n, D_old) of the old one, rows of uni
     affine       R of `orthogonal`, and ridge regression of Y − X R on X with a bias
     low_rank     ridge regression of Y on X whose weight has rank r
     mlp          the affine map and a residual layer, x W + b + GELU(x A + a) B + c
-    kernel       kernel ridge regression of Y on X with a bias and the kernel exp(x·z − 1), in the
-                 span of at most 2,000 of the texts as centres z (Nyström)
     ranking      the affine map, trained to rank texts as Y does: with C, the rows of Y for at most
                  4,000 of them, argmin Σ KL(softmax(Y Cᵀ / τ) ‖ softmax(m(X) Cᵀ / τ)), m(x) the unit
                  vector of x W + b, τ = 0.05 (the loss of TCT-ColBERT, arXiv 2010.11386)
@@ -37,8 +35,6 @@ _RANK = 64
 _HIDDEN = 256
 _EPOCHS, _PATIENCE, _BATCH = 60, 6, 128
 _LEARNING_RATE = 3e-4
-_CENTRES, _KERNEL_TEXTS = 2_000, 20_000
-"""Numbers of texts in a kernel map and in its fit: 6 MB at 384 dimensions, and 1.3 GB of memory."""
 _HELD_OUT = 0.1
 """Share of the texts by which training of the MLP and of `ranking` stops."""
 _RANKED, _TEMPERATURE = 4_000, 0.05
@@ -139,8 +135,6 @@ def fit_map(kind: MapKind, new: np.ndarray, old: np.ndarray, *, seed: int = 0) -
             bias = old.astype(np.float64).mean(axis=0) - center @ down @ up
             arrays = {"down": down, "up": up, "bias": bias}
             facts |= {"penalty": ridge.penalty, "rank": rank}
-        case "kernel":
-            arrays, facts["penalty"] = _kernel(new, old, seed)
         case _:
             arrays, facts["penalty"] = _affine(new, old)
             if kind == "mlp":
@@ -159,20 +153,6 @@ def _affine(new: np.ndarray, old: np.ndarray) -> tuple[dict[str, np.ndarray], fl
     turn = orthogonal_weight(new, old)
     ridge = fit_ridge(new, old - new @ turn)
     return {"weight": turn + ridge.weight, "bias": ridge.bias}, ridge.penalty
-
-
-def _kernel(new: np.ndarray, old: np.ndarray, seed: int) -> tuple[dict[str, np.ndarray], float]:
-    """Centres, their weights and the bias of a kernel ridge regression, and its penalty."""
-    order = np.random.default_rng(seed).permutation(len(new))[:_KERNEL_TEXTS]
-    x = new[order].astype(np.float64)
-    centres = x[:_CENTRES]
-    hidden = np.exp(x @ centres.T - 1)
-    values, directions = np.linalg.eigh(hidden[: len(centres)])
-    kept = values > 1e-8 * values[-1]
-    root = directions[:, kept] / np.sqrt(values[kept])
-    ridge = fit_ridge(hidden @ root, old[order])
-    weight = root @ ridge.weight
-    return {"centres": centres.T, "weight": weight, "bias": ridge.bias}, ridge.penalty
 
 
 def _trained(new: np.ndarray, old: np.ndarray, seed: int) -> tuple[dict[str, np.ndarray], int]:

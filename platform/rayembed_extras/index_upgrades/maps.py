@@ -16,7 +16,7 @@ from rayembed.assets.json_files import read_json, write_json
 from rayembed.assets.storage import join, read_bytes, write_atomic
 from rayembed.errors import ArtifactError
 
-MapKind = Literal["identity", "orthogonal", "affine", "low_rank", "mlp", "kernel", "ranking"]
+MapKind = Literal["identity", "orthogonal", "affine", "low_rank", "mlp", "ranking"]
 """Kinds of maps, see `fitting`."""
 
 SETTINGS_FILE, WEIGHTS_FILE = "map.json", "map.safetensors"
@@ -30,7 +30,6 @@ _ARRAYS: Mapping[str, tuple[str, ...]] = {
     "affine": ("weight", "bias"),
     "low_rank": ("down", "up", "bias"),
     "mlp": ("weight", "bias", "inner", "inner_bias", "outer", "outer_bias"),
-    "kernel": ("centres", "weight", "bias"),
     "ranking": ("weight", "bias"),
 }
 """Kind → names of its arrays."""
@@ -45,8 +44,7 @@ class QueryMap:
     """D_new and D_old."""
     arrays: Mapping[str, np.ndarray]
     """float32 arrays, applied to row vectors: `weight` (D_new, D_old), `bias` (D_old,), `down`
-    (D_new, r), `up` (r, D_old), `inner` (D_new, h), `outer` (h, D_old);
-    of `kernel` `centres` (D_new, c) and `weight` (c, D_old)."""
+    (D_new, r), `up` (r, D_old), `inner` (D_new, h), `outer` (h, D_old)."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Index, table, fingerprints of both models, and how the map was fitted."""
 
@@ -68,8 +66,6 @@ class QueryMap:
         a = self.arrays
         if self.kind == "identity":
             return given
-        if self.kind == "kernel":
-            given = np.exp(given @ a["centres"] - 1)
         made = given @ a["down"] @ a["up"] if self.kind == "low_rank" else given @ a["weight"]
         if "bias" in a:
             made = made + a["bias"]

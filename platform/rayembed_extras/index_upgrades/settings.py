@@ -57,7 +57,6 @@ class UpgradeRun(Document):
         "affine",
         "low_rank",
         "mlp",
-        "kernel",
         "ranking",
     )
     """Maps to fit and measure; `identity` is no map, for the road `compatible`."""
