@@ -1,6 +1,8 @@
 """Metadata of an index: changes without new vectors, and types that stay."""
 
 import datetime
+import shutil
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -70,10 +72,33 @@ def test_rows_that_another_program_deleted_are_embedded(kind, model, tmp_path, m
     with pytest.raises(ArtifactError, match=r"lacks 1 rows of the table 'docs_1'.* embeds these"):
         build_index(run, update=True)
     counted = Counted(monkeypatch)
-    _, found = build(run, update=True)
+    # d9, which no update touches
+    with pytest.raises(ArtifactError, match=r"has 34 rows of .* ledger has 35, .* embeds the rows"):
+        build_index(run, update=True)
     assert {documents(35)[3]["text"]} <= set(counted.texts) <= {r["text"] for r in documents(5)}
+    counted.texts.clear()
+    _, found = build(run, update=True)
+    assert counted.texts == [documents(35)[9]["text"]]
     assert (found["d3"]["year"], found["d4"]["year"]) == (1, 2)
-    assert found.keys() == before.keys() - {"d9"}  # which no update touched
+    assert found.keys() == before.keys()
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_table_that_the_store_has_lost_stops_the_job(complete, model, tmp_path, monkeypatch):
+    path = write(tmp_path / "docs.jsonl", documents(35))
+    run = run_with("parquet", tmp_path, model, path)
+    if complete:
+        build_index(run)
+    else:
+        with dies(monkeypatch, parts, "write_json", 2, after=True):
+            build_index(run)
+    table = Path(run.store.to, "docs_1")
+    shutil.rmtree(table)
+    with pytest.raises(ArtifactError, match=r"lost the table 'docs_1' .* remove the folder '.*ocs_1"):
+        build_index(run, update=complete)
+    assert not table.exists()
+    shutil.rmtree(tmp_path / "out/indexes/docs/docs_1")
+    assert len(build(run, update=complete)[1]) == 35
 
 
 def table(values, kind):

@@ -66,6 +66,7 @@ from rayembed_extras.indexing.parts import (
     EmbedIndexPart,
     IndexPart,
     PartFiles,
+    check_rows,
     doubt_parts,
     settings_of_store,
     settle,
@@ -156,6 +157,8 @@ class _Job(CheckedIndex):
         embedding = time.monotonic()
         results = self._embed(context, model, record, files, compared)
         seconds = time.monotonic() - embedding
+        rows = sum(result["rows_in"] for result in compared)
+        check_rows(files, self.store, self.table, record.parts, rows)
         enter(FINISH)
         self.store.finish(self.table, layout_of(record))
         if not self.is_beside:

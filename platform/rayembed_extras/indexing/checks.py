@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, cast
 
-from rayembed.assets.storage import join
+from rayembed.assets.storage import join, list_files
 from rayembed.data.engine.work_items import Result
 from rayembed.data.sources.files import FilePiece
-from rayembed.errors import ConfigError, DataError, StorageFullError
+from rayembed.errors import ArtifactError, ConfigError, DataError, StorageFullError
 from rayembed.models.loading.files import weights_fingerprint
 from rayembed.models.loading.load import check_loadable, saved_widths, tokenizer_of
 from rayembed.pipeline.storage import placed
@@ -145,11 +145,19 @@ class CheckedIndex:
             check_size(documents.chunks, tokenizer, prompt)
         types: Mapping[str, str] = {} if self.record is None else self.record.metadata
         self.store.check(self.layout(types), self.run.name)
-        if self.record is None and self.table in self.store.tables(self.run.name):
+        folder = folder_of(self.run.placement.storage_path, self.run.name)
+        is_there = self.table in self.store.tables(self.run.name)
+        if self.record is None and is_there:
             raise ConfigError(
-                f"the store has a table {self.table!r} that no record in "
-                f"{folder_of(self.run.placement.storage_path, self.run.name)!r} names: another "
+                f"the store has a table {self.table!r} that no record in {folder!r} names: another "
                 "index uses it. Give this one another --name, or another place (--to)"
+            )
+        own = join(folder, self.table)
+        if not is_there and list_files(join(own, "ledger"), recursive=False):
+            raise ArtifactError(
+                f"the store has lost the table {self.table!r} of the index {self.run.name!r}; "
+                f"restore the table, or remove the folder {own!r} and start the same command "
+                "again: it embeds all documents again"
             )
 
     def layout(self, types: Mapping[str, str]) -> Layout:

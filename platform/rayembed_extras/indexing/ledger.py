@@ -143,10 +143,14 @@ def marked(rows: pa.Table, ledger: pa.Table, difference: LedgerDifference) -> pa
     return pa.concat_tables([kept.cast(LEDGER), fresh])
 
 
-def doubted(ledger: pa.Table) -> pa.Table:
-    """Return the ledger with all rows pending, so that the next job writes them again."""
+def doubted(ledger: pa.Table, rows: pa.Array | bool = True) -> pa.Table:
+    """Return the ledger with further rows pending, so that the next job embeds them again.
+
+    Args:
+        rows: whether each row is one of them; True: all.
+    """
     place = ledger.schema.get_field_index("pending")
-    return ledger.set_column(place, "pending", pa.array(np.ones(len(ledger), bool)))
+    return ledger.set_column(place, "pending", pc.or_(ledger["pending"], rows))
 
 
 def without_repetitions(rows: pa.Table) -> tuple[pa.Table, int]:

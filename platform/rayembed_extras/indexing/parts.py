@@ -5,6 +5,7 @@ working/<fingerprint>/<number of parts>/vectors/000012.parquet    rows that are 
 """
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -38,6 +39,8 @@ from rayembed_extras.indexing.ledger import (
 from rayembed_extras.indexing.rows import rows_schema
 from rayembed_extras.indexing.settings import STORES, StoreSettings
 from rayembed_extras.indexing.store import VECTOR, Layout, VectorStore
+
+logger = logging.getLogger(__name__)
 
 _ROWS_PER_WRITE = 16_384
 """Most rows of a call of `VectorStore.upsert`, and ids of a call of `VectorStore.delete`."""
@@ -246,17 +249,24 @@ def settle(
         remove_file(files.vectors_path(number))
 
 
+def _stored(
+    store: VectorStore, table: str, number: int, rows: pa.Table, names: Sequence[str]
+) -> pa.Table:
+    """Read columns of the stored rows of a part; rows that the store lacks are left out."""
+    if hasattr(store, "write_part"):
+        made: pa.Table = store.read_part(table, number, names)  # type: ignore[attr-defined]
+        return made
+    ids = rows["id"].to_pylist()
+    starts = range(0, max(len(ids), 1), _ROWS_PER_FETCH)
+    tables = [store.fetch(table, ids[at : at + _ROWS_PER_FETCH], names) for at in starts]
+    return pa.concat_tables(tables).combine_chunks()
+
+
 def _with_stored_vectors(
     store: VectorStore, table: str, number: int, rows: pa.Table, layout: Layout
 ) -> pa.Table:
     """Add stored vectors to rows of a part; rows that the store lacks are left out."""
-    ids, names = rows["id"].to_pylist(), ["id", VECTOR]
-    if hasattr(store, "write_part"):
-        stored = [store.read_part(table, number, names)]  # type: ignore[attr-defined]
-    else:
-        starts = range(0, len(ids), _ROWS_PER_FETCH)
-        stored = [store.fetch(table, ids[at : at + _ROWS_PER_FETCH], names) for at in starts]
-    vectors = pa.concat_tables(stored).combine_chunks()
+    vectors = _stored(store, table, number, rows, ["id", VECTOR])
     place = pc.index_in(rows["id"].combine_chunks(), value_set=vectors["id"].combine_chunks())
     there = rows.filter(pc.is_valid(place))
     made = there.append_column(VECTOR, vectors[VECTOR].take(place.drop_null()))
@@ -273,6 +283,34 @@ def doubt_parts(files: PartFiles, parts: Sequence[IndexPart]) -> None:
             ledger = read_ledger(files.ledger, part.number)
             write_ledger(files.ledger, part.number, doubted(ledger))
     remove_folder(files.working)
+
+
+def check_rows(files: PartFiles, store: VectorStore, table: str, parts: int, rows: int) -> None:
+    """Raise if the store has fewer rows than its ledgers; the next job embeds those it lacks.
+
+    Args:
+        rows: of all ledgers.
+    """
+    there = store.count(table)
+    if there > rows:
+        logger.warning(
+            "the store has %s rows of the table %r, but the index has %s: another program wrote to "
+            "the table; remove its rows",
+            *(f"{there:,}", table, f"{rows:,}"),
+        )
+    if there >= rows:
+        return
+    for number in range(parts):
+        ledger = read_ledger(files.ledger, number)
+        ids = _stored(store, table, number, ledger, ["id"])["id"]
+        lacks = pc.invert(pc.is_in(ledger["id"], ids.combine_chunks()))
+        write_ledger(files.ledger, number, doubted(ledger, lacks))
+    remove_folder(files.working)
+    raise ArtifactError(
+        f"the store has {there:,} rows of the table {table!r}, but the index's ledger has {rows:,},"
+        " so another program changed the table; start the same command again: it embeds the rows "
+        "that the store lacks"
+    )
 
 
 def write_part(
