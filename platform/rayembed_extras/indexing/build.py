@@ -219,6 +219,7 @@ class _Job(CheckedIndex):
             VECTORS,
             [piece.key for piece in self.pieces],
             kept_settings(self.run.documents, self.columns),
+            [self.run.documents.delimiter, self.run.documents.encoding],
             self.weights,
             self.dimensions,
             self.run.model.instruction,
