@@ -1,9 +1,10 @@
 """An index job that is started again with other settings, or after a kill."""
 
 import pytest
-from made_up_index import build, dies, settings
+from made_up_index import Counted, build, dies, documents, settings, write
 from tiny_folders import save_biencoder
 
+from rayembed.errors import ArtifactError
 from rayembed_extras.indexing import parts
 from rayembed_extras.indexing.build import build_index
 
@@ -24,3 +25,32 @@ def test_a_corrected_encoding_reads_the_files_again(model, tmp_path):
     with pytest.MonkeyPatch.context() as patched, dies(patched, parts, "write_part", 1):
         build_index(run("cp1251"))
     assert build(run("latin-1"))[1]["a"]["text"] == "café dogs"
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "after"),
+    [("write_json", 3, True), ("write_ledger", 6, True)],
+    ids=["after the last part", "after the last ledger"],
+)
+def test_a_check_after_the_last_part_is_made_up_for(name, call, after, model, tmp_path):
+    """Checks of the second try: of loading, and the last one, which fails."""
+    path = write(tmp_path / "docs.jsonl", documents(25))
+    run = settings(tmp_path / "out", model, path)
+    calls = []
+
+    def check(loaded, at_most=None, start=0):
+        calls.append(at_most)
+        if calls == [None, None]:
+            raise ArtifactError("the model gives other vectors here than its proof has")
+        return False
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("rayembed_extras.indexing.embed.LoadedModel.check", check)
+        with dies(patched, parts, name, call, after=after):
+            build_index(run)
+        assert calls == [None, 1, 1, 1]
+        calls.clear()
+        with pytest.raises(ArtifactError, match="gives other vectors"):
+            build_index(run)
+        counted = Counted(patched)
+        assert len(build(run)[1]) == len(counted.texts) == 25

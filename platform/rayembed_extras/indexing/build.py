@@ -342,7 +342,10 @@ class _Job(CheckedIndex):
             for part in work
             if f"{part.key}.json" in done
         ]
-        if not todo:
+        # Also where an earlier try embedded all of them, and stopped before its last check.
+        embeds = any(compared[part.number]["embed"] for part in work)
+        items: list[Any] = [*todo, *([ModelCheck(AFTER)] if embeds else [])]
+        if not items:
             return []
         rows = sum(result["rows_in"] for result in compared)
         written = sum(compared[part.number]["write"] for part in todo)
@@ -353,8 +356,6 @@ class _Job(CheckedIndex):
         execute = context.execute
         if here:
             execute = self._writing(files, layout_of(record), context.execute)
-        embeds = any(compared[part.number]["embed"] for part in todo)
-        items: list[Any] = [*todo, *([ModelCheck(AFTER)] if embeds else [])]
         try:
             return run_tasks(f"embed {self.run.name}", task, items, execute, "gpu or machine")
         except ArtifactError as error:

@@ -169,7 +169,8 @@ class EmbedIndexPart:
         wanted = rows.take(pa.array(found.embed))
         path = self.files.vectors_path(number)
         tokens = 0
-        embedded, checked = len(wanted), True
+        # A part that is finished already was embedded by an earlier try, whose check is not known.
+        embedded, checked = len(wanted), not found.is_empty
         if embedded and _has_rows(path, wanted):
             embedded, checked = 0, False
         elif embedded:
