@@ -54,3 +54,21 @@ def test_a_check_after_the_last_part_is_made_up_for(name, call, after, model, tm
             build_index(run)
         counted = Counted(patched)
         assert len(build(run)[1]) == len(counted.texts) == 25
+
+
+def test_an_update_follows_a_switch_that_was_killed(model, tmp_path):
+    path = write(tmp_path / "docs.jsonl", documents(25))
+    run = settings(tmp_path / "out", model, path)
+    made = build_index(run)
+    build_index(run, beside="docs_2")
+    store = made.open()
+    store.point("docs", "docs_2")
+    made = build_index(run, update=True)
+    assert (made.table, made.manifest.before, store.pointed("docs")) == (
+        *("docs_2", "docs_1"),
+        "docs_2",
+    )
+    store.point("docs", "docs_9")
+    with pytest.raises(ArtifactError, match=r"refers to 'docs_9', but the record says 'docs_2'"):
+        build_index(run, update=True)
+    assert store.pointed("docs") == "docs_9"

@@ -2,6 +2,7 @@
 
 import re
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,9 @@ from rayembed_extras.indexing.manifest import (
     TableRecord,
     changed_table,
     folder_of,
+    followed,
     read_manifest,
+    switched,
     write_manifest,
 )
 from rayembed_extras.indexing.settings import STORES, StoreSettings
@@ -219,16 +222,7 @@ def point(index: OpenIndex, table: str) -> None:
     if not index.manifest.tables[table].complete:
         raise ArtifactError(f"the table {table!r} is not complete; nothing may refer to it")
     index.store.point(index.name, table)
-    write_manifest(index.storage, _switched(index.manifest, table))
-
-
-def _switched(manifest: Manifest, table: str) -> Manifest:
-    """Record that refers to another table, which updates go on with the settings of documents that
-    the former one has: a backfill out of the store reads them by others.
-    """
-    former = manifest.tables[str(manifest.current)]
-    changed = changed_table(manifest, table, documents=former.documents)
-    return changed.model_copy(update={"current": table, "before": manifest.current})
+    write_manifest(index.storage, switched(index.manifest, table))
 
 
 def mended(storage: str, name: str) -> Manifest:
@@ -236,15 +230,8 @@ def mended(storage: str, name: str) -> Manifest:
     and of the record.
     """
     manifest = known_index(storage, name)
-    store = open_store(manifest)
-    pointed = store.pointed(name)
-    record = manifest.tables.get(pointed or "")
-    if pointed != manifest.current and record is not None and record.complete:
-        store.point(name, str(pointed))  # once more: of its files the last one may be missing
-        manifest = _switched(manifest, str(pointed))
-        write_manifest(storage, manifest)
-    store.close()
-    return manifest
+    with closing(open_store(manifest)) as store:
+        return followed(storage, manifest, store)
 
 
 def drop_tables(storage: str, name: str) -> list[str]:

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from rayembed.assets.folder_formats import format_of
 from rayembed.assets.json_files import read_json
-from rayembed.assets.storage import join, list_files, open_storage, remove_folder
+from rayembed.assets.storage import join, list_files, remove_folder
 from rayembed.config.backbone import Dtype
 from rayembed.config.data_run import DataRun
 from rayembed.config.document import fingerprint
@@ -36,7 +36,9 @@ from rayembed_extras.indexing import documents as reading
 from rayembed_extras.indexing.checks import (
     CheckedIndex,
     check_deletions,
+    check_name,
     check_room,
+    check_wanted,
     settled_run,
 )
 from rayembed_extras.indexing.documents import (
@@ -68,6 +70,7 @@ from rayembed_extras.indexing.parts import (
     PartFiles,
     check_rows,
     doubt_parts,
+    folders_in,
     settings_of_store,
     settle,
 )
@@ -107,6 +110,9 @@ def build_index(run: IndexRun, *, update: bool = False, beside: str | None = Non
     storage = run.placement.storage_path
     with locked_index(storage, run.name) if beside is None else nullcontext():
         before = read_manifest(storage, run.name)
+        if beside is None and before is not None and before.current is not None:
+            check_wanted(run, before, update=update)
+            before = check_name(run, before)
         job = _Job.of(run, before, update=update, beside=beside)
         try:
             with overview([CHECK, READ, COMPARE, EMBED, FINISH]):
@@ -228,7 +234,7 @@ class _Job(CheckedIndex):
         ]
         root = join(self._folder, "working")
         name = fingerprint(inputs)
-        for other in _folders_in(root):
+        for other in folders_in(root):
             if other != name:
                 logger.info("files of an unfinished job on other documents are removed: %s", other)
                 remove_folder(join(root, other))
@@ -402,16 +408,6 @@ def context_of(run: IndexRun, runtime: Runtime) -> PipelineContext:
     # All that is read of a data job's settings.
     asked: Any = SimpleNamespace(placement=run.placement, seed=0, data=SimpleNamespace(root=""))
     return runtime.data_context(cast(DataRun, asked))
-
-
-def _folders_in(path: str) -> list[str]:
-    """Names of the folders directly in a folder; none where it does not exist."""
-    import pyarrow.fs
-
-    filesystem, inside = open_storage(path)
-    selector = pyarrow.fs.FileSelector(inside, allow_not_found=True)
-    found = filesystem.get_file_info(selector)
-    return sorted(info.base_name for info in found if info.type == pyarrow.fs.FileType.Directory)
 
 
 _NO_FILES = cast(PartFiles, None)

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, cast
@@ -24,7 +25,7 @@ from rayembed_extras.indexing.documents import (
     stated_types,
 )
 from rayembed_extras.indexing.layout import arrow_types, scale_of
-from rayembed_extras.indexing.manifest import Manifest, TableRecord, folder_of
+from rayembed_extras.indexing.manifest import Manifest, TableRecord, folder_of, followed
 from rayembed_extras.indexing.places import address_setting
 from rayembed_extras.indexing.rows import DocumentColumns
 from rayembed_extras.indexing.settings import IndexRun
@@ -203,6 +204,24 @@ def check_wanted(run: IndexRun, manifest: Manifest | None, *, update: bool) -> N
             f"the index {run.name!r} is in another store than this job names: {told}; give the "
             "same settings of the store, or give a new index another --name"
         )
+
+
+def check_name(run: IndexRun, manifest: Manifest) -> Manifest:
+    """Return the record after a killed switch of the index's name is finished.
+
+    Raises:
+        ArtifactError: another program has let the name refer to another table.
+    """
+    with closing(cast(VectorStore, run.store.open())) as store:
+        manifest = followed(run.placement.storage_path, manifest, store)
+        pointed = store.pointed(run.name)
+    if pointed not in (None, manifest.current):
+        raise ArtifactError(
+            f"in the store {run.name!r} refers to {pointed!r}, but the record says "
+            f"{manifest.current!r}; another program has moved it. Point it back, or build the "
+            "index under another name"
+        )
+    return manifest
 
 
 def check_same(job: CheckedIndex, record: TableRecord) -> None:

@@ -14,6 +14,7 @@ from rayembed.assets.storage import exists, join
 from rayembed.config.settings import Settings, parse
 from rayembed.config.types import Reference
 from rayembed.errors import ArtifactError
+from rayembed_extras.indexing.store import VectorStore
 
 FORMAT = 1
 """Format of the record; raise it when its fields change their meaning."""
@@ -114,3 +115,26 @@ def changed_table(manifest: Manifest, table: str, **values: Any) -> Manifest:
     record = manifest.tables[table].model_copy(update=values)
     tables: Mapping[str, TableRecord] = {**manifest.tables, table: record}
     return manifest.model_copy(update={"tables": tables})
+
+
+def switched(manifest: Manifest, table: str) -> Manifest:
+    """Copy a record that refers to another table, which updates go on with the settings of
+    documents that the former one has: a backfill out of the store reads them by others.
+    """
+    former = manifest.tables[str(manifest.current)]
+    changed = changed_table(manifest, table, documents=former.documents)
+    return changed.model_copy(update={"current": table, "before": manifest.current})
+
+
+def followed(storage: str, manifest: Manifest, store: VectorStore) -> Manifest:
+    """Let a record follow the store if a job was killed between the switch of the name and of the
+    record.
+    """
+    table = store.pointed(manifest.name)
+    record = manifest.tables.get(table or "")
+    if table is None or table == manifest.current or record is None or not record.complete:
+        return manifest
+    store.point(manifest.name, table)  # a store may need more than one step
+    manifest = switched(manifest, table)
+    write_manifest(storage, manifest)
+    return manifest

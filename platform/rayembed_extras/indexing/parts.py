@@ -17,7 +17,14 @@ import pyarrow.compute as pc
 
 from rayembed.assets.arrow_files import parquet_bytes, read_sealed
 from rayembed.assets.json_files import read_json, write_json
-from rayembed.assets.storage import exists, join, remove_file, remove_folder, write_atomic
+from rayembed.assets.storage import (
+    exists,
+    join,
+    open_storage,
+    remove_file,
+    remove_folder,
+    write_atomic,
+)
 from rayembed.config.settings import parse
 from rayembed.data.engine.exchange import Buckets
 from rayembed.data.engine.parts import remedy
@@ -334,6 +341,16 @@ def write_part(
         store.upsert(table, rows.slice(start, _ROWS_PER_WRITE))  # type: ignore[union-attr]
     for start in range(0, len(delete), _ROWS_PER_WRITE):
         store.delete(table, list(delete[start : start + _ROWS_PER_WRITE]))
+
+
+def folders_in(path: str) -> list[str]:
+    """List the names of the folders directly in a folder; none where it does not exist."""
+    import pyarrow.fs
+
+    filesystem, inside = open_storage(path)
+    selector = pyarrow.fs.FileSelector(inside, allow_not_found=True)
+    found = filesystem.get_file_info(selector)
+    return sorted(info.base_name for info in found if info.type == pyarrow.fs.FileType.Directory)
 
 
 def settings_of_store(store: StoreSettings) -> str:
