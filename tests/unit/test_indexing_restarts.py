@@ -4,9 +4,11 @@ import pytest
 from made_up_index import Counted, build, dies, documents, settings, write
 from tiny_folders import save_biencoder
 
-from rayembed.errors import ArtifactError
+from rayembed.errors import ArtifactError, ConfigError
+from rayembed.models.loading.files import weights_fingerprint
 from rayembed_extras.indexing import parts
 from rayembed_extras.indexing.build import build_index
+from rayembed_extras.indexing.manifest import changed_table, write_manifest
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +74,13 @@ def test_an_update_follows_a_switch_that_was_killed(model, tmp_path):
     with pytest.raises(ArtifactError, match=r"refers to 'docs_9', but the record says 'docs_2'"):
         build_index(run, update=True)
     assert store.pointed("docs") == "docs_9"
+
+
+def test_an_update_by_the_model_of_an_adapter_is_refused_with_the_one_that_fits(model, tmp_path):
+    path = write(tmp_path / "docs.jsonl", documents(3))
+    made = build_index(settings(tmp_path / "out", model, path))
+    other = save_biencoder(tmp_path / "other", seed=5)
+    adapter = {weights_fingerprint(other): {}}
+    write_manifest(made.storage, changed_table(made.manifest, "docs_1", adapter=adapter))
+    with pytest.raises(ConfigError, match=rf"need --model {model} until a backfill: rayembed upg"):
+        build_index(settings(tmp_path / "out", other, path), update=True)

@@ -238,6 +238,12 @@ def check_same(job: CheckedIndex, record: TableRecord) -> None:
         "number_type": job.run.store.number_type,
     }
     if made.weights != job.weights:
+        if job.weights in (record.adapter or {}):
+            raise ConfigError(
+                f"{asked.reference!r} embeds the queries of the index {name!r} alone; its "
+                f"documents need --model {made.reference} until a backfill: rayembed upgrade "
+                f"--name {name} --model {asked.reference} --road backfill"
+            )
         raise ConfigError(
             f"the index {name!r} was made by {made.reference!r} (weights {made.weights}), but "
             f"model.reference={asked.reference!r} has weights {job.weights}; vectors of two models "
