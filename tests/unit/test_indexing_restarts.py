@@ -4,6 +4,7 @@ import pytest
 from made_up_index import Counted, build, dies, documents, settings, write
 from tiny_folders import save_biencoder
 
+import rayembed
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.loading.files import weights_fingerprint
 from rayembed_extras.indexing import parts
@@ -84,3 +85,19 @@ def test_an_update_by_the_model_of_an_adapter_is_refused_with_the_one_that_fits(
     write_manifest(made.storage, changed_table(made.manifest, "docs_1", adapter=adapter))
     with pytest.raises(ConfigError, match=rf"need --model {model} until a backfill: rayembed upg"):
         build_index(settings(tmp_path / "out", other, path), update=True)
+
+
+def test_an_unfinished_first_build_can_be_dropped_and_begun_again(model, tmp_path):
+    path = write(tmp_path / "docs.jsonl", documents(25))
+    with pytest.MonkeyPatch.context() as patched, dies(patched, parts, "write_json", 2):
+        build_index(settings(tmp_path / "out", model, path))
+    other = save_biencoder(tmp_path / "other", seed=5)
+    run = settings(tmp_path / "out", other, path)
+    with pytest.raises(ConfigError, match=rf"--model {model} to finish .* --name docs --drop"):
+        build_index(run)
+    changed = settings(tmp_path / "out", model, path, model__instruction="find")
+    with pytest.raises(ConfigError, match=r"remove what .* rayembed upgrade --name docs --drop"):
+        build_index(changed)
+    rayembed.upgrade("docs", drop=True, output=tmp_path / "out")
+    made, rows = build(run)
+    assert (made.table, len(rows)) == ("docs_1", 25)

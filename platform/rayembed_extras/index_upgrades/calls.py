@@ -99,11 +99,15 @@ def roll_back_index(run: "UpgradeRun") -> str:
 
 def drop_old_tables(run: "UpgradeRun") -> str:
     """Remove all tables of an index but the current one; return a line that names them."""
-    from rayembed_extras.index_upgrades.switch import drop_tables, known_index
+    from rayembed_extras.index_upgrades.switch import drop_begun, drop_tables, known_index
     from rayembed_extras.index_upgrades.upgrade import locked, register_upgrade, storage_of
+    from rayembed_extras.indexing.manifest import read_manifest
 
     storage = storage_of(run)
     with locked(storage, run.name):
+        begun = read_manifest(storage, run.name)
+        if begun is not None and begun.current is None:
+            return f"Dropped    {', '.join(drop_begun(storage, begun))}"
         before = known_index(storage, run.name)
         gone = drop_tables(storage, run.name)
         register_upgrade(run, storage, before)

@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from rayembed.assets.storage import join, list_files, remove_folder
+from rayembed.assets.storage import join, list_files, remove_file, remove_folder
 from rayembed.config.settings import nearest, parse
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed_extras.index_upgrades.maps import QueryMap, load_map
@@ -255,3 +255,18 @@ def drop_tables(storage: str, name: str) -> list[str]:
         remove_folder(join(index.folder, table))
         index.store.drop(table)
     return others
+
+
+def drop_begun(storage: str, manifest: Manifest) -> list[str]:
+    """Remove an index whose first table no job has finished; return the names of its tables.
+
+    Raises:
+        ConfigError: the name refers to the table already, and only the record is not finished.
+    """
+    folder = folder_of(storage, manifest.name)
+    with closing(open_store(manifest)) as store:
+        for table in manifest.tables:
+            store.drop(table)
+            remove_folder(join(folder, table))
+    remove_file(join(folder, "index.json"))
+    return sorted(manifest.tables)

@@ -237,7 +237,16 @@ def check_same(job: CheckedIndex, record: TableRecord) -> None:
         "dimensions": job.dimensions,
         "number_type": job.run.store.number_type,
     }
+    other = "give a new index another --name"
+    if job.manifest.current is None:
+        other = f"remove what an unfinished job has made by: rayembed upgrade --name {name} --drop"
     if made.weights != job.weights:
+        if job.manifest.current is None:
+            raise ConfigError(
+                f"the index {name!r} was begun by {made.reference!r} (weights {made.weights}), but "
+                f"model.reference={asked.reference!r} has weights {job.weights}; give --model "
+                f"{made.reference} to finish it, or {other}"
+            )
         if job.weights in (record.adapter or {}):
             raise ConfigError(
                 f"{asked.reference!r} embeds the queries of the index {name!r} alone; its "
@@ -256,20 +265,20 @@ def check_same(job: CheckedIndex, record: TableRecord) -> None:
             path = paths.get(key, f"store.{key}")
             raise ConfigError(
                 f"{path}={value!r}, but the index {name!r} was made with {before!r}; give "
-                f"{path}={'null' if before is None else before}, or give a new index another --name"
+                f"{path}={'null' if before is None else before}, or {other}"
             )
     kept = kept_settings(job.run.documents, job.columns)
     for key, value in kept.items():
         if (before := record.documents.get(key)) != value:
             raise ConfigError(
                 f"documents.{key}={value!r}, but the index {name!r} was made with {before!r}; "
-                "give the same setting, or give a new index another --name"
+                f"give the same setting, or {other}"
             )
     for column, kind in stated_types(job.run.documents, job.columns).items():
         if (before := record.metadata.get(column)) != kind:
             raise ConfigError(
                 f"documents.metadata_types: {column!r} is {kind}, but the index {name!r} was made "
-                f"with {before}; leave it out, or give a new index another --name"
+                f"with {before}; leave it out, or {other}"
             )
 
 
