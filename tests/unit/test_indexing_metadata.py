@@ -94,7 +94,9 @@ def test_a_table_that_the_store_has_lost_stops_the_job(complete, model, tmp_path
             build_index(run)
     table = Path(run.store.to, "docs_1")
     shutil.rmtree(table)
-    with pytest.raises(ArtifactError, match=r"lost the table 'docs_1' .* remove the folder '.*ocs_1"):
+    with pytest.raises(
+        ArtifactError, match=r"lost the table 'docs_1' .* remove the folder '.*ocs_1"
+    ):
         build_index(run, update=complete)
     assert not table.exists()
     shutil.rmtree(tmp_path / "out/indexes/docs/docs_1")
