@@ -5,7 +5,7 @@ indexes/<name>/index.json        the current table and those before it, see `Man
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -14,7 +14,9 @@ from rayembed.assets.storage import exists, join
 from rayembed.config.settings import Settings, parse
 from rayembed.config.types import Reference
 from rayembed.errors import ArtifactError
-from rayembed_extras.indexing.store import VectorStore
+
+if TYPE_CHECKING:
+    from rayembed_extras.indexing.store import VectorStore
 
 FORMAT = 1
 """Format of the record; raise it when its fields change their meaning."""
@@ -126,7 +128,7 @@ def switched(manifest: Manifest, table: str) -> Manifest:
     return changed.model_copy(update={"current": table, "before": manifest.current})
 
 
-def followed(storage: str, manifest: Manifest, store: VectorStore) -> Manifest:
+def followed(storage: str, manifest: Manifest, store: "VectorStore") -> Manifest:
     """Let a record follow the store if a job was killed between the switch of the name and of the
     record.
     """
