@@ -6,10 +6,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow.compute as pc
+
 from rayembed.assets.storage import join, list_files, remove_file, remove_folder
 from rayembed.config.settings import nearest, parse
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed_extras.index_upgrades.maps import QueryMap, load_map
+from rayembed_extras.indexing.ledger import read_ledger
 from rayembed_extras.indexing.manifest import (
     Manifest,
     TableRecord,
@@ -187,6 +190,31 @@ def adapter_for(storage: str, name: str, weights: str) -> QueryMap | None:
             f"{weights}; make one: rayembed upgrade --name {name} --model MODEL --road adapter"
         )
     return load_map(join(folder_of(storage, name), entry["folder"]))
+
+
+def check_updated(index: OpenIndex) -> None:
+    """Raise if the current table has the documents of two times, as an update of it was stopped.
+
+    Raises:
+        ConfigError: it has.
+    """
+    record, folder = index.record, join(index.folder, index.table)
+    files = list_files(join(folder, "working"), recursive=True)
+    # Files of a job that was refused before it wrote to the store change nothing.
+    written = record.growing_to is not None or any("/done/" in path for path in files)
+    if written or (files and any(_is_unfinished(folder, part) for part in range(record.parts))):
+        raise ConfigError(
+            f"an update of the index {index.name!r} was stopped, so that {index.table!r} has some "
+            "of its documents as they were before; finish it first: rayembed index --documents "
+            f"PATH --model {record.made_by.reference} --name {index.name} --update"
+        )
+
+
+def _is_unfinished(folder: str, part: int) -> bool:
+    """Whether a job was writing rows of a part of a table."""
+    ledger = read_ledger(join(folder, "ledger"), part)
+    unsure = pc.or_(ledger["pending"], pc.is_null(ledger["metadata_hash"]))
+    return bool(pc.any(unsure).as_py())
 
 
 Switched = tuple[str, str]

@@ -42,6 +42,7 @@ from rayembed_extras.index_upgrades.sample import Texts, draw_sample
 from rayembed_extras.index_upgrades.settings import Road, UpgradeRun
 from rayembed_extras.index_upgrades.switch import (
     OpenIndex,
+    check_updated,
     known_index,
     mended,
     open_index,
@@ -162,10 +163,11 @@ def _check(run: UpgradeRun, storage: str, road: Road | None) -> _Checked:
     """Check everything that can be known before a model is loaded.
 
     Raises:
-        ConfigError: the index has this model already, or another upgrade is half done.
+        ConfigError: the index has this model already, or another upgrade or an update is half done.
         RayembedError: the index, its store, the model or the queries are missing or damaged.
     """
     index = open_index(storage, run.name)
+    check_updated(index)
     made = index.record.made_by
     files = None if run.queries is None else find_queries(run.queries, run.split)
     if run.query_encoder and road in ("adapter", "backfill"):

@@ -1,0 +1,77 @@
+"""Upgrades of indexes that another job, or an earlier upgrade, has left in the middle."""
+
+import pytest
+from tiny_models import save_encoder
+from upgraded_index import Index, Watched
+
+from rayembed.errors import ConfigError, DataError
+from rayembed_extras.index_upgrades.upgrade import upgrade
+from rayembed_extras.indexing.manifest import changed_table, read_manifest, write_manifest
+from rayembed_extras.indexing.stores.parquet import ParquetStore
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Models in folders."""
+    home = tmp_path_factory.mktemp("stops")
+    for seed, (name, width) in enumerate({"a": 32, "b": 32, "wide": 48}.items()):
+        save_encoder(home / name, seed=seed, hidden_size=width)
+    return home
+
+
+@pytest.fixture
+def store(monkeypatch):
+    """A store of this process in place of Parquet's."""
+    made = Watched()
+    monkeypatch.setattr(ParquetStore, "open", lambda self: made)
+    return made
+
+
+@pytest.fixture
+def index(home, tmp_path, store):
+    made = Index(home, tmp_path)
+    made.build(rows_per_part=30)
+    return made
+
+
+def killed_at(count, name):
+    """Let the step of this number stop the job."""
+    steps = []
+
+    def step(what):
+        steps.append(what)
+        if steps.count(name) == count:
+            raise KeyboardInterrupt
+
+    return step
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_stopped_update_is_finished_before_an_upgrade(index, store, at):
+    for row in index.rows:
+        row["text"] = f"Foxes. {row['text']}"
+    store.before = killed_at(at, "upsert")
+    with pytest.raises(KeyboardInterrupt):
+        index.build(update=True, rows_per_part=30)
+    store.before = None
+    for road in (None, "adapter", "backfill"):
+        with pytest.raises(ConfigError, match=r"an update .* was stopped.* --name docs --update"):
+            upgrade(index.run(), road)
+    index.build(update=True, rows_per_part=30)
+    upgrade(index.run(), "backfill")
+    assert index.record.made_by.reference.endswith("b")
+
+
+def test_an_upgrade_waits_for_the_division_of_parts(index):
+    manifest = read_manifest(index.storage, "docs")
+    write_manifest(index.storage, changed_table(manifest, "docs_1", growing_to=8))
+    with pytest.raises(ConfigError, match=r"an update .* was stopped"):
+        upgrade(index.run())
+
+
+def test_an_update_that_was_refused_stops_no_upgrade(index):
+    rows, index.rows = index.rows, index.rows[:10]
+    with pytest.raises(DataError, match="max_deleted_share"):
+        index.build(update=True, rows_per_part=30)
+    index.rows = rows
+    upgrade(index.run())
