@@ -243,12 +243,12 @@ def test_a_half_filled_table_can_be_dropped(index, tmp_path, monkeypatch, capsys
     assert store.tables("docs") == ["docs_1"]
     with pytest.raises(TypeError):
         upgrades.upgrade(run_of(values), "backfill")
-    assert store.count("docs_2") == COUNT, "the dropped table's ledger is gone, too"
+    assert store.count("docs_3") == COUNT, "the dropped table's ledger is gone, too"
     monkeypatch.setattr(backfills, "point", point)
     monkeypatch.setattr(MemoryStore, "upsert", None)
     done = upgrades.upgrade(run_of(values), "backfill")
-    assert store.names == {"docs": "docs_2"}, "what was filled needs the switch alone"
-    assert "docs refers to docs_2" in done.lines[-1]
+    assert store.names == {"docs": "docs_3"}, "what was filled needs the switch alone"
+    assert "docs refers to docs_3" in done.lines[-1]
 
 
 def test_a_backfill_stopped_before_the_switch_takes_later_updates_along(

@@ -1,10 +1,14 @@
 """Upgrades of indexes that another job, or an earlier upgrade, has left in the middle."""
 
+import json
+from pathlib import Path
+
 import pytest
 from tiny_models import save_encoder
 from upgraded_index import Index, Watched
 
 from rayembed.errors import ConfigError, DataError
+from rayembed_extras.index_upgrades.calls import drop_old_tables, roll_back_index
 from rayembed_extras.index_upgrades.upgrade import upgrade
 from rayembed_extras.indexing.manifest import changed_table, read_manifest, write_manifest
 from rayembed_extras.indexing.stores.parquet import ParquetStore
@@ -75,3 +79,36 @@ def test_an_update_that_was_refused_stops_no_upgrade(index):
         index.build(update=True, rows_per_part=30)
     index.rows = rows
     upgrade(index.run())
+
+
+@pytest.mark.parametrize("by_files", [True, False])
+def test_a_backfill_is_resumed_with_the_settings_of_its_beginning(index, store, by_files):
+    files = {"documents": str(index.path)}
+    begun, other = (files, {}) if by_files else ({}, files)
+    store.before = killed_at(1, "point")
+    with pytest.raises(KeyboardInterrupt):
+        upgrade(index.run(**begun), "backfill")
+    store.before = None
+    right = "with" if by_files else "without"
+    refusals = {
+        rf"begun {right} --documents; go on with the same.* --name docs --drop": other,
+        r"begun with instruction=null; go on": {**begun, "instruction": "Find it"},
+    }
+    for message, values in refusals.items():
+        with pytest.raises(ConfigError, match=message):
+            upgrade(index.run(**values), "backfill")
+    upgrade(index.run(**begun), "backfill")
+    assert store.names == {"docs": "docs_2"}
+
+
+def test_a_dropped_tables_number_is_not_used_again(index, store):
+    upgrade(index.run(), "backfill")
+    path = Path(index.storage) / "indexes/docs/index.json"
+    values = json.loads(path.read_text())
+    assert values.pop("last_number") == 2
+    path.write_text(json.dumps(values))  # as earlier versions wrote it
+    roll_back_index(index.run())
+    drop_old_tables(index.run())
+    assert store.tables("docs") == ["docs_1"]
+    upgrade(index.run("wide", maps=["orthogonal"]), "backfill")
+    assert store.names == {"docs": "docs_3"}

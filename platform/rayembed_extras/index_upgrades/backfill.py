@@ -8,6 +8,7 @@ import logging
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,10 +21,12 @@ from rayembed_extras.index_upgrades.settings import UpgradeRun
 from rayembed_extras.index_upgrades.switch import OpenIndex, open_index, point
 from rayembed_extras.indexing.build import build_index
 from rayembed_extras.indexing.documents import (
+    DocumentColumns,
     IndexPiece,
     ReadIndexDocuments,
     TokenizerPlace,
     document_pieces,
+    kept_settings,
     settled_columns,
 )
 from rayembed_extras.indexing.manifest import TableRecord, changed_table, write_manifest
@@ -55,6 +58,41 @@ def check_backfill(run: UpgradeRun, record: TableRecord) -> None:
         f"the store of {run.name!r} {why}, so its documents must be read from their files; name "
         "them: --documents PATH, as `rayembed index` had it"
     )
+
+
+def check_begun(run: UpgradeRun, index: OpenIndex, weights: str, dimensions: int) -> None:
+    """Raise if a model's begun backfill has other settings than this job.
+
+    Args:
+        weights: fingerprint of the new model.
+        dimensions: of its vectors.
+
+    Raises:
+        ConfigError: it has; the message says which.
+    """
+    table = index.begun_table(weights)
+    if table is None:
+        return
+    begun, current = index.manifest.tables[table], index.record
+    files, store = _documents(current, "-"), _documents_of_store(current, "-")
+    wanted = files if run.documents is not None else store
+    different = []
+    if _rows_of(begun.documents) != _rows_of(wanted.model_dump(mode="json")):
+        different.append("without --documents" if run.documents is not None else "with --documents")
+    for name, value in (("dimensions", dimensions), ("instruction", run.instruction)):
+        if (before := getattr(begun.made_by, name)) != value:
+            different.append(f"with {name}={'null' if before is None else before}")
+    if different:
+        raise ConfigError(
+            f"a backfill of {run.name!r} into {table!r} was begun {' and '.join(different)}; go on "
+            f"with the same, or remove it: rayembed upgrade --name {run.name} --drop"
+        )
+
+
+def _rows_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of documents that decide a table's rows."""
+    documents = parse(Documents, {**values, "path": "-"})
+    return kept_settings(documents, DocumentColumns(documents.id, documents.text, {}))
 
 
 def backfill(run: UpgradeRun, storage: str, weights: str) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """Read and change what an index's name refers to: record an adapter, roll back, drop old tables."""
 
-import re
 import time
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,8 +18,10 @@ from rayembed_extras.indexing.manifest import (
     changed_table,
     folder_of,
     followed,
+    last_number,
     read_manifest,
     switched,
+    table_number,
     write_manifest,
 )
 from rayembed_extras.indexing.settings import STORES, StoreSettings
@@ -59,9 +60,8 @@ class OpenIndex:
         """Folder of the index's record."""
         return folder_of(self.storage, self.name)
 
-    def next_table(self, weights: str) -> str:
-        """Name of the table that a backfill by a model fills: one that it has begun, or filled
-        without a switch to it, else one with the next number.
+    def begun_table(self, weights: str) -> str | None:
+        """Name of the table that a backfill by a model has begun, or filled without a switch to it.
 
         The name has never referred to a table with a greater number than the current and the former
         one have; tables with lesser ones stay as they were when it left them.
@@ -69,18 +69,22 @@ class OpenIndex:
         Args:
             weights: fingerprint of the model.
         """
-        pattern = re.compile(re.escape(self.name) + r"_(\d+)")
-
-        def number(table: str | None) -> int:
-            found = pattern.fullmatch(table or "")
-            return int(found[1]) if found else 0
-
-        known = self.manifest.tables
-        last = max(number(self.table), number(self.manifest.before))
-        for table, record in known.items():
-            if record.made_by.weights == weights and number(table) > last:
+        last = max(self._number(self.table), self._number(self.manifest.before))
+        for table, record in self.manifest.tables.items():
+            if record.made_by.weights == weights and self._number(table) > last:
                 return table
-        return f"{self.name}_{1 + max(map(number, [*known, *self.store.tables(self.name)]))}"
+        return None
+
+    def next_table(self, weights: str) -> str:
+        """Name of the table that a backfill by a model fills: as `begun_table`, else one with the
+        next number.
+        """
+        there = map(self._number, self.store.tables(self.name))
+        new = f"{self.name}_{1 + max([last_number(self.manifest), *there])}"
+        return self.begun_table(weights) or new
+
+    def _number(self, table: str | None) -> int:
+        return table_number(self.name, table)
 
     @property
     def half_filled(self) -> dict[str, TableRecord]:
@@ -276,7 +280,8 @@ def drop_tables(storage: str, name: str) -> list[str]:
     if not others:
         raise ConfigError(f"the index {name!r} has one table alone, {index.table!r}; none to drop")
     tables = {index.table: index.record}
-    kept = index.manifest.model_copy(update={"before": None, "tables": tables})
+    last = last_number(index.manifest)
+    kept = index.manifest.model_copy(update={"before": None, "tables": tables, "last_number": last})
     write_manifest(storage, kept)  # first, so that no record names a table that is gone
     for table in others:
         # Before the table: a later one of its name must not find a ledger of rows that are gone.

@@ -15,7 +15,12 @@ from rayembed.evaluation.own_data import OwnFiles
 from rayembed.models.loading.load import saved_widths
 from rayembed.pipeline.job import work_begins
 from rayembed.pipeline.storage import absolute_storage
-from rayembed_extras.index_upgrades.backfill import backfill, check_backfill, texts_of_rows
+from rayembed_extras.index_upgrades.backfill import (
+    backfill,
+    check_backfill,
+    check_begun,
+    texts_of_rows,
+)
 from rayembed_extras.index_upgrades.compare import MEASUREMENT, compare_roads
 from rayembed_extras.index_upgrades.maps import QueryMap, identity_map, load_map
 from rayembed_extras.index_upgrades.models import (
@@ -198,6 +203,8 @@ def _check(run: UpgradeRun, storage: str, road: Road | None) -> _Checked:
                 f"command with --road backfill, or remove it: rayembed upgrade --name {run.name} "
                 "--drop"
             )
+    if embeds:
+        check_begun(run, index, weights, run.dimensions or saved_widths(folder)[0])
     return _Checked(index, folder, weights, files)
 
 

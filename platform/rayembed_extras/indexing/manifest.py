@@ -4,6 +4,7 @@ indexes/<name>/index.json        the current table and those before it, see `Man
                <table>/…         hashes of the rows of each part (the ledger) and results of parts
 """
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +80,9 @@ class Manifest(Settings):
     """Table that the index's name refers to."""
     before: str | None = None
     """Table that it referred to before, for `--rollback`."""
+    last_number: int = 0
+    """Largest number of a table that was ever recorded: no later table has a dropped one's name,
+    under which clients may still keep its rows."""
     tables: dict[str, TableRecord] = Field(default_factory=dict)
 
 
@@ -109,7 +113,19 @@ def read_manifest(storage: str, name: str) -> Manifest | None:
 def write_manifest(storage: str, manifest: Manifest) -> None:
     """Write the record of an index, replacing the former one in one step."""
     path = join(folder_of(storage, manifest.name), "index.json")
-    write_json(path, manifest.model_dump(mode="json"), indent=2)
+    values = manifest.model_dump(mode="json")
+    write_json(path, {**values, "last_number": last_number(manifest)}, indent=2)
+
+
+def last_number(manifest: Manifest) -> int:
+    """Largest number of a table that is or was recorded."""
+    return max([manifest.last_number, *(table_number(manifest.name, t) for t in manifest.tables)])
+
+
+def table_number(name: str, table: str | None) -> int:
+    """Number of a table of an index; 0: none of its names."""
+    found = re.fullmatch(re.escape(name) + r"_(\d+)", table or "")
+    return int(found[1]) if found else 0
 
 
 def changed_table(manifest: Manifest, table: str, **values: Any) -> Manifest:
