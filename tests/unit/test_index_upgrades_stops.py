@@ -3,12 +3,16 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tiny_models import save_encoder
 from upgraded_index import Index, Watched
 
 from rayembed.errors import ConfigError, DataError
+from rayembed_extras.index_upgrades import maps
 from rayembed_extras.index_upgrades.calls import drop_old_tables, roll_back_index
+from rayembed_extras.index_upgrades.maps import QueryMap
+from rayembed_extras.index_upgrades.switch import adapter_for, open_index, record_adapter
 from rayembed_extras.index_upgrades.upgrade import upgrade
 from rayembed_extras.indexing.manifest import changed_table, read_manifest, write_manifest
 from rayembed_extras.indexing.stores.parquet import ParquetStore
@@ -112,3 +116,34 @@ def test_a_dropped_tables_number_is_not_used_again(index, store):
     assert store.tables("docs") == ["docs_1"]
     upgrade(index.run("wide", maps=["orthogonal"]), "backfill")
     assert store.names == {"docs": "docs_3"}
+
+
+def test_a_recorded_map_stays_while_another_is_written(index, store, monkeypatch):
+    weights = upgrade(index.run("wide", maps=["orthogonal"]), "adapter").report.new_weights
+    first = adapter_for(index.storage, "docs", weights)
+    with monkeypatch.context() as patched:
+        patched.setattr(maps, "write_json", None)  # killed between the map's two files
+        other = QueryMap("affine", (48, 32), {name: np.ones((48, 32)) for name in ["weight"]})
+        with pytest.raises(TypeError):
+            record_adapter(open_index(index.storage, "docs"), weights, other, {})
+    kept = adapter_for(index.storage, "docs", weights)
+    np.testing.assert_array_equal(kept.arrays["weight"], first.arrays["weight"])
+
+
+def test_a_rollback_says_of_when_the_documents_are(index):
+    upgrade(index.run(), "backfill")
+    manifest = read_manifest(index.storage, "docs")
+    write_manifest(index.storage, changed_table(manifest, "docs_1", updated="2026-01-01T00:00:00Z"))
+    said = roll_back_index(index.run())
+    assert "\nUpdate     docs_1 has the documents of 2026-01-01T00:00:00Z, docs_2 those" in said
+    assert f"--model {index.home / 'a'} --name docs --update" in said
+    assert "Update" not in roll_back_index(index.run()), "docs_2 has later ones"
+
+
+def test_a_model_embeds_in_a_third_way_while_its_former_table_is_kept(index, store):
+    upgrade(index.run("a", instruction="Find it"), "backfill")
+    with pytest.raises(ConfigError, match=r"former table 'docs_1' .* --rollback"):
+        upgrade(index.run("a"), "backfill")
+    upgrade(index.run("a", instruction="Find that"), "backfill")
+    assert store.names == {"docs": "docs_3"}
+    assert index.record.made_by.instruction == "Find that"

@@ -85,7 +85,7 @@ def upgrade(
 
 
 def roll_back_index(run: "UpgradeRun") -> str:
-    """Let an index's name refer to its former table; return a line that says so."""
+    """Let an index's name refer to its former table; return lines that say so."""
     from rayembed_extras.index_upgrades.switch import known_index, roll_back
     from rayembed_extras.index_upgrades.upgrade import locked, register_upgrade, storage_of
 
@@ -94,7 +94,15 @@ def roll_back_index(run: "UpgradeRun") -> str:
         before = known_index(storage, run.name)
         former, now = roll_back(storage, run.name)
         register_upgrade(run, storage, before)
-    return f"Switched   {run.name} refers to {now}; {former} is kept until --drop"
+        tables = known_index(storage, run.name).tables
+    line = f"Switched   {run.name} refers to {now}; {former} is kept until --drop"
+    if tables[now].updated < tables[former].updated:
+        line += (
+            f"\nUpdate     {now} has the documents of {tables[now].updated}, {former} those of "
+            f"{tables[former].updated}; if they changed since: rayembed index --documents PATH "
+            f"--model {tables[now].made_by.reference} --name {run.name} --update"
+        )
+    return line
 
 
 def drop_old_tables(run: "UpgradeRun") -> str:

@@ -78,22 +78,27 @@ class QueryMap:
         """Bytes of the arrays."""
         return sum(array.nbytes for array in self.arrays.values())
 
+    def content(self) -> tuple[bytes, str]:
+        """The arrays as a safetensors file, and its digest."""
+        from safetensors.numpy import save
+
+        # The tests' and loader's check: an object without arrays is a valid file, too.
+        content = save({name: np.ascontiguousarray(self.arrays[name]) for name in self.arrays})
+        return content, xxhash.xxh3_128_hexdigest(content)
+
     def save(self, folder: str | Path) -> None:
         """Write the map to a folder, on disk or in object storage.
 
         Raises:
             StorageError: the folder cannot be written.
         """
-        from safetensors.numpy import save
-
-        # The tests' and loader's check: an object without arrays is a valid file, too.
-        content = save({name: np.ascontiguousarray(self.arrays[name]) for name in self.arrays})
+        content, digest = self.content()
         write_atomic(join(folder, WEIGHTS_FILE), content)
         values = {
             "format": FORMAT,
             "kind": self.kind,
             "dimensions": list(self.dimensions),
-            "weights_digest": xxhash.xxh3_128_hexdigest(content),
+            "weights_digest": digest,
             "facts": dict(self.facts),
         }
         write_json(join(folder, SETTINGS_FILE), values, indent=2)

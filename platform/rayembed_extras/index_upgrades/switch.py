@@ -28,7 +28,7 @@ from rayembed_extras.indexing.settings import STORES, StoreSettings
 from rayembed_extras.indexing.store import VectorStore
 
 ADAPTERS = "adapters"
-"""Folder of an index with a folder for each newer model's map."""
+"""Folder of an index with a folder for each map of a newer model."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,9 @@ def record_adapter(index: OpenIndex, weights: str, made: QueryMap, facts: dict[s
         weights: fingerprint of the newer model.
         facts: stored with the map and in the record.
     """
-    place = f"{ADAPTERS}/{index.table}-{weights}"
+    # Beside a former map, which a server may be about to load, and which stays the recorded one
+    # until both files are there.
+    place = f"{ADAPTERS}/{index.table}-{weights}-{made.content()[1]}"
     folder = join(index.folder, place)
     when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     entry = {"folder": place, "kind": made.kind, "dimensions": list(made.dimensions)}

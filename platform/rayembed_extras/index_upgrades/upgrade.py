@@ -190,7 +190,10 @@ def _check(run: UpgradeRun, storage: str, road: Road | None) -> _Checked:
     if weights == made.weights:
         _check_changed(run, made, road)
     former = index.manifest.tables.get(index.manifest.before or "")
-    if former is not None and former.complete and former.made_by.weights == weights:
+    width = run.dimensions or saved_widths(folder)[0]
+    asked = (weights, width, run.instruction)
+    by = former and (former.made_by.weights, former.made_by.dimensions, former.made_by.instruction)
+    if former is not None and former.complete and by == asked:
         raise ConfigError(
             f"the former table {index.manifest.before!r} of {run.name!r} was made by this model; "
             f"go back to it by: rayembed upgrade --name {run.name} --rollback"
@@ -204,7 +207,7 @@ def _check(run: UpgradeRun, storage: str, road: Road | None) -> _Checked:
                 "--drop"
             )
     if embeds:
-        check_begun(run, index, weights, run.dimensions or saved_widths(folder)[0])
+        check_begun(run, index, weights, width)
     return _Checked(index, folder, weights, files)
 
 
