@@ -1,6 +1,7 @@
 """Upgrades of indexes that another job, or an earlier upgrade, has left in the middle."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from tiny_models import save_encoder
 from upgraded_index import Index, Watched
 
-from rayembed.errors import ConfigError, DataError
+from rayembed.errors import ArtifactError, ConfigError, DataError
 from rayembed_extras.index_upgrades import maps
 from rayembed_extras.index_upgrades.calls import drop_old_tables, roll_back_index
 from rayembed_extras.index_upgrades.maps import QueryMap
@@ -147,3 +148,22 @@ def test_a_model_embeds_in_a_third_way_while_its_former_table_is_kept(index, sto
     upgrade(index.run("a", instruction="Find that"), "backfill")
     assert store.names == {"docs": "docs_3"}
     assert index.record.made_by.instruction == "Find that"
+
+
+def test_stores_are_closed_whatever_happens(index, store, monkeypatch):
+    opened, closed = [], []
+    monkeypatch.setattr(ParquetStore, "open", lambda self: opened.append(1) or store)
+    monkeypatch.setattr(store, "close", lambda: closed.append(1))
+    jobs = {
+        "refused": lambda: upgrade(index.run("a")),
+        "backfilled": lambda: upgrade(index.run(), "backfill"),
+        "rolled back": lambda: roll_back_index(index.run()),
+        "dropped": lambda: drop_old_tables(index.run()),
+        "none to roll back to": lambda: roll_back_index(index.run()),
+        "none to drop": lambda: drop_old_tables(index.run()),
+        "moved": lambda: [store.names.update(docs="docs_7"), upgrade(index.run())],
+    }
+    for name, job in jobs.items():
+        with suppress(ConfigError, ArtifactError):
+            job()
+        assert len(opened) == len(closed) > 0, name

@@ -7,6 +7,7 @@ indexes/<name>/<new table>/source/000012.parquet    documents out of the store, 
 import logging
 import tempfile
 from collections.abc import Collection, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -111,16 +112,16 @@ def backfill(run: UpgradeRun, storage: str, weights: str) -> tuple[str, ...]:
         RayembedError: as `rayembed index`.
     """
     index = open_index(storage, run.name)
-    check_backfill(run, index.record)
-    table = index.next_table(weights)
-    source = join(index.folder, table, "source")
-    if run.documents is None:
-        if not _is_written(index, source):
-            _write_documents(index, source)
-        documents = _documents_of_store(index.record, source)
-    else:
-        documents = _documents(index.record, run.documents)
-    index.store.close()
+    with closing(index.store):
+        check_backfill(run, index.record)
+        table = index.next_table(weights)
+        source = join(index.folder, table, "source")
+        if run.documents is None:
+            if not _is_written(index, source):
+                _write_documents(index, source)
+            documents = _documents_of_store(index.record, source)
+        else:
+            documents = _documents(index.record, run.documents)
     made = index.record.made_by
     settings = {
         "name": run.name,
@@ -147,8 +148,8 @@ def backfill(run: UpgradeRun, storage: str, weights: str) -> tuple[str, ...]:
         write_manifest(storage, changed_table(manifest, table, made_by=made_by))
     index = open_index(storage, run.name)
     former = index.table
-    point(index, table)
-    index.store.close()
+    with closing(index.store):
+        point(index, table)
     remove_folder(source)
     counts = manifest.tables[table].counts
     return (

@@ -131,6 +131,16 @@ def open_index(storage: str, name: str) -> OpenIndex:
     """
     manifest = known_index(storage, name)
     opened = OpenIndex(storage, manifest, open_store(manifest))
+    try:
+        _check_pointed(opened)
+    except BaseException:
+        opened.store.close()
+        raise
+    return opened
+
+
+def _check_pointed(opened: OpenIndex) -> None:
+    name = opened.name
     if opened.table not in opened.store.tables(name):
         raise ArtifactError(
             f"the store of {name!r} has no table {opened.table!r}, which its record names; restore "
@@ -142,7 +152,6 @@ def open_index(storage: str, name: str) -> OpenIndex:
             f"in the store {name!r} refers to {pointed!r}, but the record says {opened.table!r}; "
             "another program has moved it. Point it back, or build the index under another name"
         )
-    return opened
 
 
 def open_store(manifest: Manifest) -> VectorStore:
@@ -237,14 +246,15 @@ def roll_back(storage: str, name: str) -> Switched:
     mended(storage, name)
     index = open_index(storage, name)
     before = index.manifest.before
-    if before is None or before not in index.manifest.tables:
-        raise ConfigError(
-            f"the index {name!r} has no former table to go back to: it was never upgraded, or "
-            "--drop has removed it"
-        )
-    if before not in index.store.tables(name):
-        raise ArtifactError(f"the store of {name!r} has lost the former table {before!r}")
-    point(index, before)
+    with closing(index.store):
+        if before is None or before not in index.manifest.tables:
+            raise ConfigError(
+                f"the index {name!r} has no former table to go back to: it was never upgraded, or "
+                "--drop has removed it"
+            )
+        if before not in index.store.tables(name):
+            raise ArtifactError(f"the store of {name!r} has lost the former table {before!r}")
+        point(index, before)
     return index.table, before
 
 
@@ -277,19 +287,24 @@ def drop_tables(storage: str, name: str) -> list[str]:
     """
     mended(storage, name)
     index = open_index(storage, name)
-    # Of the record alone: a table of another program may have such a name, too.
-    others = sorted({*index.manifest.tables} - {index.table})
-    if not others:
-        raise ConfigError(f"the index {name!r} has one table alone, {index.table!r}; none to drop")
-    tables = {index.table: index.record}
-    last = last_number(index.manifest)
-    kept = index.manifest.model_copy(update={"before": None, "tables": tables, "last_number": last})
-    write_manifest(storage, kept)  # first, so that no record names a table that is gone
-    for table in others:
-        # Before the table: a later one of its name must not find a ledger of rows that are gone.
-        remove_folder(join(index.folder, table))
-        index.store.drop(table)
-    return others
+    with closing(index.store):
+        # Of the record alone: a table of another program may have such a name, too.
+        others = sorted({*index.manifest.tables} - {index.table})
+        if not others:
+            raise ConfigError(
+                f"the index {name!r} has one table alone, {index.table!r}; none to drop"
+            )
+        tables = {index.table: index.record}
+        last = last_number(index.manifest)
+        kept = index.manifest.model_copy(
+            update={"before": None, "tables": tables, "last_number": last}
+        )
+        write_manifest(storage, kept)  # first, so that no record names a table that is gone
+        for table in others:
+            # Before the table, so that no ledger is left of rows that are gone.
+            remove_folder(join(index.folder, table))
+            index.store.drop(table)
+        return others
 
 
 def drop_begun(storage: str, manifest: Manifest) -> list[str]:

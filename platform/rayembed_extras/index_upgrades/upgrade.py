@@ -2,6 +2,7 @@
 
 import logging
 import time
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -133,21 +134,22 @@ def upgrade(run: UpgradeRun, road: Road | None = None) -> Upgraded:
     storage = storage_of(run)
     with locked(storage, run.name):
         before = mended(storage, run.name)
-        checked = _check(run, storage, road)
-        work_begins()
-        folder = join(checked.index.folder, "upgrades", checked.key(run))
-        report = read_report(folder)
-        if report is None:
-            report = _measured(run, checked, folder)
-        recommended = recommend(report, run.keep)
-        prices = tuple(_with_money(price, run.price_per_hour) for price in report.prices)
-        written = write_report(folder, report, recommended.sentence, prices)
-        chosen = recommended.road if road == "auto" else road
-        lines: tuple[str, ...] = ()
-        if chosen in ("adapter", "compatible"):
-            lines = _take_adapter(run, checked, report, folder, chosen)
-            register_upgrade(run, storage, before)
-        checked.index.store.close()  # a folder of Qdrant opens once
+        index = open_index(storage, run.name)
+        with closing(index.store):  # a folder of Qdrant opens once
+            checked = _check(run, index, road)
+            work_begins()
+            folder = join(checked.index.folder, "upgrades", checked.key(run))
+            report = read_report(folder)
+            if report is None:
+                report = _measured(run, checked, folder)
+            recommended = recommend(report, run.keep)
+            prices = tuple(_with_money(price, run.price_per_hour) for price in report.prices)
+            written = write_report(folder, report, recommended.sentence, prices)
+            chosen = recommended.road if road == "auto" else road
+            lines: tuple[str, ...] = ()
+            if chosen in ("adapter", "compatible"):
+                lines = _take_adapter(run, checked, report, folder, chosen)
+                register_upgrade(run, storage, before)
         if chosen == "backfill":
             lines = backfill(run, storage, checked.weights)
             register_upgrade(run, storage, before)
@@ -164,14 +166,13 @@ def register_upgrade(run: UpgradeRun, storage: str, before: Manifest) -> None:
     register_index(before, after, storage, run.tracking_uri)
 
 
-def _check(run: UpgradeRun, storage: str, road: Road | None) -> _Checked:
+def _check(run: UpgradeRun, index: OpenIndex, road: Road | None) -> _Checked:
     """Check everything that can be known before a model is loaded.
 
     Raises:
         ConfigError: the index has this model already, or another upgrade or an update is half done.
         RayembedError: the index, its store, the model or the queries are missing or damaged.
     """
-    index = open_index(storage, run.name)
     check_updated(index)
     made = index.record.made_by
     files = None if run.queries is None else find_queries(run.queries, run.split)
@@ -183,7 +184,7 @@ def _check(run: UpgradeRun, storage: str, road: Road | None) -> _Checked:
     embeds = road in ("backfill", "auto") and not run.query_encoder
     if embeds or not layout_of(index.record).has_text:
         check_backfill(run, index.record)
-    folder = model_folder(run.model, storage, run.tracking_uri)
+    folder = model_folder(run.model, index.storage, run.tracking_uri)
     weights = weights_of(folder)
     if road == "compatible" or run.query_encoder:
         _check_width(run, folder, made)
