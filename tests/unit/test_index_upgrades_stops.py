@@ -13,7 +13,7 @@ from rayembed.errors import ArtifactError, ConfigError, DataError
 from rayembed_extras.index_upgrades import maps
 from rayembed_extras.index_upgrades.calls import drop_old_tables, roll_back_index
 from rayembed_extras.index_upgrades.maps import QueryMap
-from rayembed_extras.index_upgrades.switch import adapter_for, open_index, record_adapter
+from rayembed_extras.index_upgrades.switch import adapter_for, mended, open_index, record_adapter
 from rayembed_extras.index_upgrades.upgrade import upgrade
 from rayembed_extras.indexing.manifest import changed_table, read_manifest, write_manifest
 from rayembed_extras.indexing.stores.parquet import ParquetStore
@@ -167,3 +167,25 @@ def test_stores_are_closed_whatever_happens(index, store, monkeypatch):
         with suppress(ConfigError, ArtifactError):
             job()
         assert len(opened) == len(closed) > 0, name
+
+
+def test_each_table_has_its_own_settings_of_the_stores_index(index, store):
+    def settings():
+        manifest = read_manifest(index.storage, "docs")
+        return manifest.store["index"], [one.index for one in manifest.tables.values()]
+
+    run = index.run(store_index={"distance": "l2"})
+    store.before = killed_at(1, "upsert")
+    with pytest.raises(KeyboardInterrupt):
+        upgrade(run, "backfill")
+    assert settings()[0] == {}, "searches of the current table go on as before"
+    store.before = killed_at(1, "point")
+    with pytest.raises(KeyboardInterrupt):
+        upgrade(run, "backfill")
+    assert settings() == ({}, [None, {"distance": "l2"}])
+    store.before = None
+    store.point("docs", "docs_2")  # killed between the store and the record
+    assert mended(index.storage, "docs").store["index"] == {"distance": "l2"}
+    assert settings() == ({"distance": "l2"}, [{}, None])
+    roll_back_index(index.run())
+    assert settings() == ({}, [None, {"distance": "l2"}])

@@ -123,6 +123,7 @@ def backfill(run: UpgradeRun, storage: str, weights: str) -> tuple[str, ...]:
         else:
             documents = _documents(index.record, run.documents)
     made = index.record.made_by
+    own_index = run.store_index or index.manifest.store.get("index", {})
     settings = {
         "name": run.name,
         "model": {
@@ -132,20 +133,17 @@ def backfill(run: UpgradeRun, storage: str, weights: str) -> tuple[str, ...]:
             "dtype": run.dtype,
         },
         "documents": documents.model_dump(mode="json"),
-        "store": {
-            **index.manifest.store,
-            "index": run.store_index or index.manifest.store.get("index", {}),
-        },
+        "store": {**index.manifest.store, "index": own_index},
         "tracking_uri": run.tracking_uri,
         "rows_per_part": run.rows_per_part,
         "placement": run.placement.model_dump(mode="json"),
     }
     built = build_index(parse(IndexRun, settings), beside=table)
     manifest = built.manifest
+    made_by = manifest.tables[table].made_by
     if run.query_instruction is not None:
-        made_by = manifest.tables[table].made_by
         made_by = made_by.model_copy(update={"query_instruction": run.query_instruction})
-        write_manifest(storage, changed_table(manifest, table, made_by=made_by))
+    write_manifest(storage, changed_table(manifest, table, made_by=made_by, index=own_index))
     index = open_index(storage, run.name)
     former = index.table
     with closing(index.store):

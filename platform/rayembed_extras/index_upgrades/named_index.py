@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from typing import Any
 
 from rayembed.errors import RayembedError, StorageError
 from rayembed.registry.indexes import Hit, IndexFunctions, IndexSearch, IndexSpace
@@ -52,6 +53,7 @@ class OpenedIndex:
         self._maps: dict[str, QueryMap | None] = {}
         self._searches: dict[tuple[str, str], TableSearch] = {}
         self._store: VectorStore | None = None
+        self._opened_by: dict[str, Any] = {}
         self._read = self._fresh()
 
     def space(self) -> IndexSpace:
@@ -138,6 +140,8 @@ class OpenedIndex:
             key = space.table, record.updated
             found = self._searches.get(key)
             if found is None:
+                if self._opened_by != manifest.store:  # settings of its index, by table
+                    self._store, self._opened_by = None, manifest.store
                 store = self._store or open_store(manifest)
                 found = TableSearch(store, record, bm25_rows=self._bm25_rows)
                 # Of former tables an index of words may be large.

@@ -95,7 +95,7 @@ class CheckedIndex:
             run = run.model_copy(update={"store": kept})
         store = run.store.model_dump(mode="json")
         known = manifest or Manifest(name=run.name, store=store)
-        if manifest is not None:
+        if manifest is not None and beside is None:
             known = manifest.model_copy(update={"store": store})
         table = beside or known.current or f"{run.name}_1"
         record = known.tables.get(table)

@@ -64,6 +64,9 @@ class TableRecord(Settings):
     """
     updated: str = ""
     """Time of the last finished job in UTC."""
+    index: dict[str, Any] | None = None
+    """Settings of the store's own index, of a table that is not the current one; None: as the
+    current one's."""
     adapter: dict[str, Any] | None = None
     """Map from a newer model's query vectors to this table's vectors, by the newer model's
     fingerprint; see `rayembed upgrade`."""
@@ -75,7 +78,7 @@ class Manifest(Settings):
     format: int = FORMAT
     name: str
     store: dict[str, Any]
-    """Settings of the store, without passwords."""
+    """Settings of the store, without passwords; `index` is that of the current table."""
     current: str | None = None
     """Table that the index's name refers to."""
     before: str | None = None
@@ -139,9 +142,12 @@ def switched(manifest: Manifest, table: str) -> Manifest:
     """Copy a record that refers to another table, which updates go on with the settings of
     documents that the former one has: a backfill out of the store reads them by others.
     """
-    former = manifest.tables[str(manifest.current)]
-    changed = changed_table(manifest, table, documents=former.documents)
-    return changed.model_copy(update={"current": table, "before": manifest.current})
+    current, index = str(manifest.current), manifest.store.get("index", {})
+    documents, own = manifest.tables[current].documents, manifest.tables[table].index
+    changed = changed_table(manifest, table, documents=documents, index=None)
+    changed = changed_table(changed, current, index=index)
+    store = {**manifest.store, "index": index if own is None else own}
+    return changed.model_copy(update={"current": table, "before": current, "store": store})
 
 
 def followed(storage: str, manifest: Manifest, store: "VectorStore") -> Manifest:
