@@ -108,11 +108,11 @@ def test_a_backfill_is_resumed_with_the_settings_of_its_beginning(index, store, 
 
 def test_a_dropped_tables_number_is_not_used_again(index, store):
     upgrade(index.run(), "backfill")
+    roll_back_index(index.run())
     path = Path(index.storage) / "indexes/docs/index.json"
     values = json.loads(path.read_text())
     assert values.pop("last_number") == 2
     path.write_text(json.dumps(values))  # as earlier versions wrote it
-    roll_back_index(index.run())
     drop_old_tables(index.run())
     assert store.tables("docs") == ["docs_1"]
     upgrade(index.run("wide", maps=["orthogonal"]), "backfill")
