@@ -13,6 +13,12 @@ _KEPT = {_TRIM_THRESHOLD: (1 << 31) - 1, _TOP_PAD: 64 << 20, _MMAP_THRESHOLD: 32
 returned."""
 
 
+def give_back_freed_memory() -> None:
+    """Return the memory that this process has freed to the system, where the C library can."""
+    if (libc := _glibc()) is not None:
+        libc.malloc_trim(0)
+
+
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
     """Keep the memory that this process frees within the block for its next allocations.
@@ -20,11 +26,10 @@ def freed_memory_kept() -> Iterator[None]:
     glibc by itself returns blocks of a step to the system, which clears each page again for the
     next step. Other C libraries, and allocators that are preloaded, are left as they are.
     """
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if not hasattr(libc, "mallopt"):
+    libc = _glibc()
+    if libc is None:
         yield
         return
-    assert libc is not None
     for parameter, value in _KEPT.items():
         libc.mallopt(parameter, value)
     try:
@@ -33,3 +38,8 @@ def freed_memory_kept() -> Iterator[None]:
         for parameter, value in _DEFAULTS.items():
             libc.mallopt(parameter, value)
         libc.malloc_trim(0)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    return libc if hasattr(libc, "mallopt") else None

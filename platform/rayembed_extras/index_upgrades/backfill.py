@@ -22,7 +22,6 @@ from rayembed_extras.index_upgrades.settings import UpgradeRun
 from rayembed_extras.index_upgrades.switch import OpenIndex, open_index, point
 from rayembed_extras.indexing.build import build_index
 from rayembed_extras.indexing.documents import (
-    DocumentColumns,
     IndexPiece,
     ReadIndexDocuments,
     TokenizerPlace,
@@ -31,6 +30,7 @@ from rayembed_extras.indexing.documents import (
     settled_columns,
 )
 from rayembed_extras.indexing.manifest import TableRecord, changed_table, write_manifest
+from rayembed_extras.indexing.rows import DocumentColumns
 from rayembed_extras.indexing.settings import Documents, IndexRun
 
 logger = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -396,7 +397,7 @@ class _Job(CheckedIndex):
             rows=rows,
             documents_read=documents,
             counts=dict(counts),
-            updated=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            updated=datetime.now(UTC).isoformat(timespec="microseconds"),  # a key of later work
         )
         current = self.manifest.current if self.is_beside else self.table
         self.manifest = changed.model_copy(update={"current": current})

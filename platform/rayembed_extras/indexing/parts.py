@@ -30,6 +30,7 @@ from rayembed.data.engine.exchange import Buckets
 from rayembed.data.engine.parts import remedy
 from rayembed.data.engine.work_items import Result
 from rayembed.errors import ArtifactError, DataError
+from rayembed.machine.allocator import give_back_freed_memory
 from rayembed_extras.indexing.embed import IndexModelSpec, ModelCheck, check_model, load
 from rayembed_extras.indexing.layout import stored_vectors
 from rayembed_extras.indexing.ledger import (
@@ -168,8 +169,9 @@ class EmbedIndexPart:
         if self.store is not None:
             store = opened(self.store)
             settle(self.files, store, self.table, item.number, rows, found, result, self.layout)
-        # Arrow's pool keeps freed memory otherwise, more with every part.
+        # Arrow's pool and the C library keep freed memory otherwise, more with every part.
         pa.default_memory_pool().release_unused()
+        give_back_freed_memory()
         return result
 
     def _embed(self, number: int, rows: pa.Table, found: LedgerDifference, device: str) -> Result:
