@@ -93,7 +93,7 @@ PLAIN_TEXTS_OF = {
         *("MadeBy.dtype", "MadeBy.number_type", "MadeBy.weights", "Manifest.before"),
         *("Manifest.current", "Manifest.name", "Manifest.store", "TableRecord.adapter"),
         *("TableRecord.counts", "TableRecord.documents", "TableRecord.metadata"),
-        *("TableRecord.table", "TableRecord.updated"),
+        *("TableRecord.index", "TableRecord.table", "TableRecord.updated"),
     },
     "pruning": {"Pruning.skip"},
     "serving": {"ServingConfig.api_key_env", "host"},

@@ -60,6 +60,7 @@ from rayembed_extras.indexing.manifest import (
     TableRecord,
     changed_table,
     folder_of,
+    last_number,
     read_manifest,
     write_manifest,
 )
@@ -400,7 +401,8 @@ class _Job(CheckedIndex):
             updated=datetime.now(UTC).isoformat(timespec="microseconds"),  # a key of later work
         )
         current = self.manifest.current if self.is_beside else self.table
-        self.manifest = changed.model_copy(update={"current": current})
+        last = last_number(changed)
+        self.manifest = changed.model_copy(update={"current": current, "last_number": last})
         write_manifest(self.run.placement.storage_path, self.manifest)
 
 
