@@ -134,13 +134,13 @@ def test_a_backfill_reads_files_as_the_index_was_built_from_them(home, tmp_path,
     def written(delimiter, encoding):
         with index.path.open("w", newline="", encoding=encoding) as file:
             rows = csv.writer(file, delimiter=delimiter)
-            rows.writerow(["nr", "titel", "text", "year"])
+            rows.writerow(["nr", "heading", "text", "year"])
             for row in index.rows:
                 text = "" if row["year"] % 10 == 0 else row["text"]
                 rows.writerow([row["name"], text, text and f"Füchse: {text}", row["year"]])
 
     form = {"delimiter": ";", "encoding": "latin-1", "max_rejected_share": 0.2}
-    columns = {"id": "nr", "text": "titel+text", "chunks": {"by": "tokens", "size": 24}}
+    columns = {"id": "nr", "text": "heading+text", "chunks": {"by": "tokens", "size": 24}}
     written(";", "latin-1")
     index.build(**form, **columns)
     before = store.rows["docs_1"].drop_columns(["vector"]).sort_by("id")
