@@ -120,7 +120,7 @@ class Hit(NamedTuple):
 
 
 class IndexSearch(NamedTuple):
-    """Q queries to search an index for, and what is wanted of it."""
+    """Q queries to search an index for, and the form of search."""
 
     vectors: np.ndarray
     """(Q, dimensions) of the index."""
