@@ -249,8 +249,8 @@ def roll_back(storage: str, name: str) -> Switched:
     with closing(index.store):
         if before is None or before not in index.manifest.tables:
             raise ConfigError(
-                f"the index {name!r} has no former table to go back to: it was never upgraded, or "
-                "--drop has removed it"
+                f"the index {name!r} has no former table to go back to: no backfill changed "
+                "its table, or --drop has removed the former one; an adapter leaves the table as it is"
             )
         if before not in index.store.tables(name):
             raise ArtifactError(f"the store of {name!r} has lost the former table {before!r}")

@@ -85,12 +85,12 @@ def metadata_types(
         if asked == {"int64", "double"}:
             asked = {"double"} if not known or known.get(name) != "int64" else asked
         if len(asked) > 1:
-            told = [f"{kind} in {origin}" for kind, origin in kinds.items()]
+            seen = [f"{kind} in {origin}" for kind, origin in kinds.items()]
             if known and name in known:
-                told.insert(0, f"{known[name]} in the index or in documents.metadata_types")
+                seen.insert(0, f"{known[name]} in the index or in documents.metadata_types")
             raise DataError(
                 f"documents.metadata: the column {column!r} holds values of several types: "
-                f"{', '.join(told)}; write all of them in one type, or leave the column out. An "
+                f"{', '.join(seen)}; write all of them in one type, or leave the column out. An "
                 "index keeps the types of its first build; those that a column will have later are "
                 "set by documents.metadata_types"
             )
