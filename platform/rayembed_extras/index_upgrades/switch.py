@@ -250,7 +250,7 @@ def roll_back(storage: str, name: str) -> Switched:
         if before is None or before not in index.manifest.tables:
             raise ConfigError(
                 f"the index {name!r} has no former table to go back to: no backfill changed "
-                "its table, or --drop has removed the former one; an adapter leaves the table as it is"
+                "its table (an adapter leaves it as it is), or --drop has removed the former one"
             )
         if before not in index.store.tables(name):
             raise ArtifactError(f"the store of {name!r} has lost the former table {before!r}")
