@@ -71,14 +71,22 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish(session):
-    """A session whose tests use MLflow does its migrations once; garbage is looked for among what
-    tests make, not among the million objects of libraries and collected tests.
-    """
+    """A session whose tests use MLflow does its migrations once."""
     gc.freeze()
     if "mlflow" in sys.modules:
         from mlflow_template import copy_new_stores
 
         copy_new_stores()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Garbage is looked for among what the tests of a file make, not among the millions of objects
+    of libraries that files before it imported: each look took half a second at the end.
+    """
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 HEAVY = ("distributed", "ray", "job", "assets")
