@@ -14,7 +14,8 @@ from pathlib import Path
 from rayembed.assets.arrow_files import read_sealed
 from rayembed.data.engine.parts import remedy
 from rayembed_extras.indexing import parts
-from rayembed_extras.indexing.parts import EmbedIndexPart, opened, settle, write_part
+from rayembed_extras.indexing.parts import EmbedIndexPart, settle, write_part
+from rayembed_extras.indexing.places import opened
 
 EVENTS = "embedded.jsonl"
 """File of the storage: a line at the begin and the end of each part."""

@@ -172,7 +172,7 @@ class Index:
         """All rows of the store, by id."""
         import pyarrow as pa
 
-        from rayembed_extras.indexing.parts import store_from
+        from rayembed_extras.indexing.places import store_from
 
         manifest = self.manifest()
         store = store_from(json.dumps(manifest.store)).open()

@@ -5,11 +5,14 @@ from made_up_index import Counted, build, dies, documents, settings, write
 from tiny_folders import save_biencoder
 
 import rayembed
-from rayembed.errors import ArtifactError, ConfigError
+from rayembed.errors import ArtifactError, ConfigError, DataError, StorageFullError
 from rayembed.models.loading.files import weights_fingerprint
+from rayembed_extras.indexing import build as building
 from rayembed_extras.indexing import parts
 from rayembed_extras.indexing.build import build_index
 from rayembed_extras.indexing.manifest import changed_table, write_manifest
+from rayembed_extras.indexing.stores.parquet import ParquetStore
+from rayembed_extras.indexing.stores.parquet_tables import ParquetTables
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +62,70 @@ def test_a_check_after_the_last_part_is_made_up_for(name, call, after, model, tm
         assert len(build(run)[1]) == len(counted.texts) == 25
 
 
+def test_rows_that_the_store_lost_are_embedded_with_a_check_after_the_last_part(
+    model, tmp_path, monkeypatch
+):
+    rows = documents(25)
+    path = write(tmp_path / "docs.jsonl", rows)
+    run = settings(tmp_path / "out", model, path)
+    made = build_index(run)
+    made.open().delete(made.table, ["d3"])  # by another program
+    for row in rows:
+        row["year"] += 1
+    write(path, rows)
+    with pytest.raises(ArtifactError, match=r"lacks 1 rows .* start the same command again"):
+        build_index(run, update=True)
+    calls = []
+    monkeypatch.setattr(
+        "rayembed_extras.indexing.embed.LoadedModel.check",
+        lambda loaded, at_most=None, start=0: bool(calls.append(at_most)),
+    )
+    counted = Counted(monkeypatch)
+    made, found = build(run, update=True)
+    assert (len(found), made.counts["changed"]) == (25, 25)
+    assert 0 < len(counted.texts) < 25
+    assert (calls[0], calls[-1]) == (None, None), calls
+    assert len(calls) == 3, calls
+
+
+def test_a_job_closes_the_stores_that_it_opened(model, tmp_path, monkeypatch):
+    opened, closed = [], []
+    plain = ParquetStore.open
+    monkeypatch.setattr(ParquetStore, "open", lambda self: opened.append(1) or plain(self))
+    monkeypatch.setattr(ParquetTables, "close", lambda self: closed.append(1))
+    path = write(tmp_path / "docs.jsonl", documents(12))
+    for update in (False, True):
+        build_index(settings(tmp_path / "out", model, path), update=update)
+        assert len(opened) == len(closed) > update
+
+
+def test_a_first_job_that_a_check_refuses_leaves_nothing(model, tmp_path, monkeypatch):
+    """And the next one, by another model, begins anew."""
+    rows = documents(12)
+    path = write(tmp_path / "docs.jsonl", [*rows, rows[0]])
+    folder = tmp_path / "out/indexes/docs"
+
+    def full(*_, **__):
+        raise StorageFullError("there is no room for the index")
+
+    with pytest.raises(DataError, match="occur several times"):
+        build_index(settings(tmp_path / "out", model, path))
+    assert not folder.exists()
+    write(path, rows)
+    with pytest.raises(ConfigError, match="column"):
+        build_index(settings(tmp_path / "out", model, path, documents__metadata=["nothing"]))
+    assert not folder.exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(building, "check_room", full)
+        with pytest.raises(StorageFullError):
+            build_index(settings(tmp_path / "out", model, path))
+    assert not folder.exists()
+    with dies(monkeypatch, building, "write_manifest", 1):
+        build_index(settings(tmp_path / "out", model, path))
+    other = save_biencoder(tmp_path / "other", seed=5)
+    assert len(build(settings(tmp_path / "out", other, path))[1]) == 12
+
+
 def test_an_update_follows_a_switch_that_was_killed(model, tmp_path):
     path = write(tmp_path / "docs.jsonl", documents(25))
     run = settings(tmp_path / "out", model, path)
@@ -99,5 +166,19 @@ def test_an_unfinished_first_build_can_be_dropped_and_begun_again(model, tmp_pat
     with pytest.raises(ConfigError, match=r"remove what .* rayembed upgrade --name docs --drop"):
         build_index(changed)
     rayembed.upgrade("docs", drop=True, output=tmp_path / "out")
+    assert not (tmp_path / "out/indexes/docs/index.json").exists()
     made, rows = build(run)
     assert (made.table, len(rows)) == ("docs_1", 25)
+
+
+def test_a_first_build_that_was_killed_after_its_switch_is_finished_not_dropped(
+    model, tmp_path, monkeypatch
+):
+    path = write(tmp_path / "docs.jsonl", documents(12))
+    run = settings(tmp_path / "out", model, path)
+    with dies(monkeypatch, ParquetTables, "point", 1, after=True):
+        build_index(run)
+    with pytest.raises(ConfigError, match=r"is built.* --documents PATH .* --name docs; then"):
+        rayembed.upgrade("docs", drop=True, output=tmp_path / "out")
+    counted = Counted(monkeypatch)
+    assert (len(build(run)[1]), counted.texts) == (12, [])

@@ -87,6 +87,10 @@ def end_this_process(message: str) -> None:
     os._exit(1)
 
 
+ADVICE = "wait for it, stop it (`ray job stop`), or give this one another --name"
+"""What a user can do whose job may have another name."""
+
+
 class Lease:
     """Exclusive lease on a folder in storage, held and renewed inside a `with` block.
 
@@ -96,6 +100,7 @@ class Lease:
         machine: of `this_machine`; claims of the same one are over, because the caller holds a lock
             there that they had.
         wait: for the job that has it, instead of refusing.
+        advice: what the refused job's user can do.
         on_lost: is given a message when another job took the lease, in a thread of its own.
 
     Raises:
@@ -110,9 +115,11 @@ class Lease:
         machine: str,
         *,
         wait: bool = False,
+        advice: str = ADVICE,
         on_lost: Callable[[str], None] = end_this_process,
     ) -> None:
         self._folder, self._what, self._wait, self._on_lost = folder, what, wait, on_lost
+        self._advice = advice
         self._name = uuid.uuid4().hex + _ENDING
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         self._claim = Claim(machine, socket.gethostname(), os.getpid(), since)
@@ -149,7 +156,7 @@ class Lease:
             name, other = next(iter(others.items()))
             if other.held_from is not None:
                 if seen.setdefault(name, times[name]) != times[name] and not self._wait:
-                    raise ArtifactError(refused(self._what, self._folder, other))
+                    raise ArtifactError(refused(self._what, self._folder, other, self._advice))
                 if not told:
                     logger.info(
                         "another job %s (%s): %s",
@@ -255,13 +262,10 @@ def holder(folder: str) -> Claim | None:
     return None
 
 
-def refused(what: str, place: str, other: Claim | None) -> str:
+def refused(what: str, place: str, other: Claim | None, advice: str) -> str:
     """Build the error message for a job that needs a lease while another job holds it."""
     who = "" if other is None else f" ({other})"
-    return (
-        f"another job {what} in {place!r} right now{who}; wait for it, stop it (`ray job stop`), "
-        "or give this one another --name"
-    )
+    return f"another job {what} in {place!r} right now{who}; {advice}"
 
 
 def _read(path: str) -> Claim | None:

@@ -315,6 +315,15 @@ def drop_begun(storage: str, manifest: Manifest) -> list[str]:
     """
     folder = folder_of(storage, manifest.name)
     with closing(open_store(manifest)) as store:
+        if (table := store.pointed(manifest.name)) in manifest.tables:
+            made = manifest.tables[str(table)].made_by
+            raise ConfigError(
+                f"the index {manifest.name!r} is built: in the store its name refers to {table!r}, "
+                "which is not removed; its job was stopped before the record said so. Give the "
+                "command that began it again, which has nothing left to embed: rayembed index "
+                f"--documents PATH --model {made.reference} --name {manifest.name}; then rayembed "
+                "upgrade changes its model"
+            )
         for table in manifest.tables:
             store.drop(table)
             remove_folder(join(folder, table))

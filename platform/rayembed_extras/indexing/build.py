@@ -14,14 +14,14 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
 from rayembed.assets.folder_formats import format_of
 from rayembed.assets.json_files import read_json
-from rayembed.assets.storage import join, list_files, remove_folder
+from rayembed.assets.storage import join, remove_folder
 from rayembed.config.backbone import Dtype
 from rayembed.config.data_run import DataRun
 from rayembed.config.document import fingerprint
@@ -40,6 +40,7 @@ from rayembed_extras.indexing.checks import (
     check_name,
     check_room,
     check_wanted,
+    nothing_left,
     settled_run,
 )
 from rayembed_extras.indexing.documents import (
@@ -51,11 +52,10 @@ from rayembed_extras.indexing.documents import (
     stated_types,
 )
 from rayembed_extras.indexing.embed import AFTER, BEFORE, IndexModelSpec, ModelCheck, load
-from rayembed_extras.indexing.growth import divide_grown, parts_for
-from rayembed_extras.indexing.layout import layout_of, scale_of
+from rayembed_extras.indexing.growth import divide_grown, grown_parts, parts_for
+from rayembed_extras.indexing.layout import layout_of
 from rayembed_extras.indexing.lock import locked_index
 from rayembed_extras.indexing.manifest import (
-    MadeBy,
     Manifest,
     TableRecord,
     changed_table,
@@ -73,9 +73,10 @@ from rayembed_extras.indexing.parts import (
     check_rows,
     doubt_parts,
     folders_in,
-    settings_of_store,
+    parts_to_write,
     settle,
 )
+from rayembed_extras.indexing.places import close_opened
 from rayembed_extras.indexing.registration import register_index
 from rayembed_extras.indexing.rows import (
     RowsFile,
@@ -110,18 +111,21 @@ def build_index(run: IndexRun, *, update: bool = False, beside: str | None = Non
     run = settled_run(run)
     require_packages(f"the store {run.store.kind}", "indexes", *run.store.packages)
     storage = run.placement.storage_path
-    with locked_index(storage, run.name) if beside is None else nullcontext():
+    otherwise = "" if update else "; or give a new index another --name"
+    with locked_index(storage, run.name, otherwise) if beside is None else nullcontext():
         before = read_manifest(storage, run.name)
         if beside is None and before is not None and before.current is not None:
             check_wanted(run, before, update=update)
             before = check_name(run, before)
-        job = _Job.of(run, before, update=update, beside=beside)
-        try:
-            with overview([CHECK, READ, COMPARE, EMBED, FINISH]):
-                manifest = job.work(began)
-        finally:
-            load.cache_clear()  # the model that this process has loaded
-            job.store.close()
+        with nothing_left(run) if before is None else nullcontext():
+            job = _Job.of(run, before, update=update, beside=beside)
+            try:
+                with overview([CHECK, READ, COMPARE, EMBED, FINISH]):
+                    manifest = job.work(began)
+            finally:
+                load.cache_clear()  # the model that this process has loaded
+                job.store.close()
+                close_opened()
         register_index(before, manifest, storage, run.tracking_uri)
         return Indexed(run.name, manifest, storage, job.run.store)
 
@@ -149,9 +153,9 @@ class _Job(CheckedIndex):
         working = self._working()
         record, files = self._read(context, model, working)
         enter(COMPARE)
-        items = [IndexPart(number) for number in range(record.parts)]
+        items = [IndexPart(number) for number in range(files.parts)]
         compared = run_resumable(
-            join(files.working, "differences"),
+            files.differences,
             f"differences {self.run.name}",
             ComparePart(files),
             items,
@@ -159,14 +163,15 @@ class _Job(CheckedIndex):
         )
         check_deletions(self.run, record, compared)
         enter(EMBED)
-        if self.record is not None and any(one["embed"] for one in compared):
+        self._check_room(record, files, compared)
+        if any(one["embed"] for one in compared):
             self._check_model(context, model)
-        self.store.create(self.table, layout_of(record))
+        record, files = self._begin(context, record, files)
         embedding = time.monotonic()
         results = self._embed(context, model, record, files, compared)
         seconds = time.monotonic() - embedding
         rows = sum(result["rows_in"] for result in compared)
-        check_rows(files, self.store, self.table, record.parts, rows)
+        check_rows(files, self.store, self.table, rows)
         enter(FINISH)
         self.store.finish(self.table, layout_of(record))
         if not self.is_beside:
@@ -245,7 +250,9 @@ class _Job(CheckedIndex):
     def _read(
         self, context: PipelineContext, model: IndexModelSpec, working: str
     ) -> tuple[TableRecord, PartFiles]:
-        """Read all documents and send their rows to parts; write the record of a new table."""
+        """Read all documents and send their rows to parts; return the record, also of a new
+        table.
+        """
         documents = self.run.documents
         folder = join(working, "documents")
         whole = documents.chunks.by == "document"
@@ -282,52 +289,58 @@ class _Job(CheckedIndex):
             warn_of_empty(self.columns, results, {*stated, *otherwise})
             record = TableRecord(
                 table=self.table,
-                made_by=self._made_by(model),
+                made_by=self.made_by(model.dtype),
                 documents=recorded_settings(documents, self.columns),
                 metadata=types,
                 parts=parts,
             )
         self.store.check(layout_of(record), self.run.name)
-        if self.record is None:
-            self._check_model(context, model)
-            tables = {**self.manifest.tables, self.table: record}
-            self.manifest = self.manifest.model_copy(update={"tables": tables})
-            write_manifest(self.run.placement.storage_path, self.manifest)
-        else:
-            self.manifest = divide_grown(
-                self.run, self.manifest, self.table, parts, self.store, context.execute
-            )
-            record = self.manifest.tables[self.table]
+        parts = grown_parts(record, parts, self.store)
         types = record.metadata
         names = [name for result in results for name, _ in result["files"]]
         buckets, _ = exchange(
             join(working, "rows"),
             f"send {self.run.name}",
-            SendToParts(folder, record.parts, types),
+            SendToParts(folder, parts, types),
             [RowsFile(name) for name in names],
-            record.parts,
+            parts,
             context.execute,
         )
         files = PartFiles(
             buckets,
             join(self._folder, "ledger"),
-            join(working, f"{record.parts:06d}"),
+            join(working, f"{parts:06d}"),
             tuple(types.items()),
             self.columns.id is not None,
+            parts,
+            record.parts,
         )
         return record, files
 
-    def _made_by(self, model: IndexModelSpec) -> MadeBy:
-        number_type = self.run.store.number_type
-        return MadeBy(
-            reference=self.reference,
-            weights=self.weights,
-            instruction=self.run.model.instruction,
-            dimensions=self.dimensions,
-            dtype=model.dtype,
-            number_type=number_type,
-            scale=scale_of(self.dimensions, number_type),
+    def _check_room(
+        self, record: TableRecord, files: PartFiles, compared: Sequence[Result]
+    ) -> None:
+        """Raise if the store has no room for the rows to write, or to divide a grown table."""
+        work, done = parts_to_write(files, compared)
+        rows = sum(result["rows_in"] for result in compared)
+        written = sum(compared[part.number]["write"] for part in work if part not in done)
+        if files.parts > record.parts and hasattr(self.store, "divide_part"):
+            written = max(written, record.rows)  # in files beside those of the former parts
+        check_room(self.run, layout_of(record), written, self.text_bytes / max(rows, 1))
+
+    def _begin(
+        self, context: PipelineContext, record: TableRecord, files: PartFiles
+    ) -> tuple[TableRecord, PartFiles]:
+        """Write the record of a new table, create it in the store, and divide a grown one."""
+        if self.record is None:
+            tables = {**self.manifest.tables, self.table: record}
+            self.manifest = self.manifest.model_copy(update={"tables": tables})
+            write_manifest(self.run.placement.storage_path, self.manifest)
+        self.store.create(self.table, layout_of(record))
+        self.manifest = divide_grown(
+            self.run, self.manifest, self.table, files.parts, self.store, context.execute
         )
+        return self.manifest.tables[self.table], replace(files, ledgers=files.parts)
 
     def _embed(
         self,
@@ -338,28 +351,17 @@ class _Job(CheckedIndex):
         compared: Sequence[Result],
     ) -> list[Result]:
         """Embed and write the parts that have new, changed or deleted rows."""
-        done = set(list_files(join(files.working, "done"), recursive=False))
-        work = [
-            IndexPart(number)
-            for number, result in enumerate(compared)
-            if result["write"] or result["delete"]
-        ]
-        todo = [part for part in work if f"{part.key}.json" not in done]
-        self.earlier = [
-            read_json(files.done_path(part.number), remedy(files.done_path(part.number)))
-            for part in work
-            if f"{part.key}.json" in done
-        ]
+        work, done = parts_to_write(files, compared)
+        todo = [part for part in work if part not in done]
+        paths = [files.done_path(part.number) for part in done]
+        self.earlier = [read_json(path, remedy(path)) for path in paths]
         # Also where an earlier try embedded all of them, and stopped before its last check.
         embeds = any(compared[part.number]["embed"] for part in work)
         items: list[Any] = [*todo, *([ModelCheck(AFTER)] if embeds else [])]
         if not items:
             return []
-        rows = sum(result["rows_in"] for result in compared)
-        written = sum(compared[part.number]["write"] for part in todo)
-        check_room(self.run, layout_of(record), written, self.text_bytes / max(rows, 1))
         here = not self.store.has_parallel_writers
-        store = None if here else settings_of_store(self.run.store)
+        store = None if here else self.run.store.model_dump_json()
         task = EmbedIndexPart(files, model, layout_of(record), self.table, store)
         execute = context.execute
         if here:

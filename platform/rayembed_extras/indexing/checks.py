@@ -1,13 +1,13 @@
 """Check the settings of an index job against its files, model, store and record, before work."""
 
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, cast
 
-from rayembed.assets.storage import join, list_files
+from rayembed.assets.storage import is_remote, join, list_files, remove_folder
 from rayembed.data.engine.work_items import Result
 from rayembed.data.sources.files import FilePiece
 from rayembed.errors import ArtifactError, ConfigError, DataError, StorageFullError
@@ -25,7 +25,14 @@ from rayembed_extras.indexing.documents import (
     stated_types,
 )
 from rayembed_extras.indexing.layout import arrow_types, scale_of
-from rayembed_extras.indexing.manifest import Manifest, TableRecord, folder_of, followed
+from rayembed_extras.indexing.manifest import (
+    MadeBy,
+    Manifest,
+    TableRecord,
+    folder_of,
+    followed,
+    read_manifest,
+)
 from rayembed_extras.indexing.places import address_setting
 from rayembed_extras.indexing.rows import DocumentColumns
 from rayembed_extras.indexing.settings import IndexRun
@@ -161,6 +168,23 @@ class CheckedIndex:
                 "again: it embeds all documents again"
             )
 
+    def made_by(self, dtype: str) -> MadeBy:
+        """Return the model and settings for the record of a new table.
+
+        Args:
+            dtype: number type of the model's computation.
+        """
+        number_type = self.run.store.number_type
+        return MadeBy(
+            reference=self.reference,
+            weights=self.weights,
+            instruction=self.run.model.instruction,
+            dimensions=self.dimensions,
+            dtype=dtype,
+            number_type=number_type,
+            scale=scale_of(self.dimensions, number_type),
+        )
+
     def layout(self, types: Mapping[str, str]) -> Layout:
         """Return the table's columns and vectors with metadata of these types."""
         number_type = self.run.store.number_type
@@ -171,6 +195,25 @@ class CheckedIndex:
             self.run.documents.store_text,
             scale_of(self.dimensions, number_type),
         )
+
+
+@contextmanager
+def nothing_left(run: IndexRun) -> Iterator[None]:
+    """Remove what a job has written of an index that it does not begin, as a check refuses it."""
+    storage = run.placement.storage_path
+    folder = folder_of(storage, run.name)
+    try:
+        yield
+    except (ConfigError, DataError, ArtifactError, StorageFullError):
+        if read_manifest(storage, run.name) is None:
+            table = join(folder, f"{run.name}_1")
+            if not list_files(join(table, "ledger"), recursive=False):  # of a record that is lost
+                remove_folder(table)
+            if not is_remote(folder):  # elsewhere there are no empty folders
+                for path in (Path(folder, "store"), Path(folder)):
+                    with suppress(OSError):
+                        path.rmdir()
+        raise
 
 
 def check_wanted(run: IndexRun, manifest: Manifest | None, *, update: bool) -> None:

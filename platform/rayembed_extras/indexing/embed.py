@@ -153,7 +153,9 @@ class LoadedModel:
             tolerance = proof.tolerance[tolerated(proof, computed)]
             return _Golden(proof.texts, proof.vectors, tolerance, proof.normalised, "its proof has")
         texts = tuple(proof_texts(self.model, {})[0])
-        named = repr([(text.text, text.role, text.prompt) for text in texts])
+        # Of these weights: a job that was killed before the record may have had another model.
+        asked = [(text.text, text.role, text.prompt) for text in texts]
+        named = repr([self.spec.weights, asked])
         path = join(self.spec.golden, f"{xxhash.xxh3_64_hexdigest(named.encode())}.npy")
         if not exists(path):
             save_array(path, self._embed(texts))

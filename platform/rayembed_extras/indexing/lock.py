@@ -10,15 +10,17 @@ INDEXES = "indexes"
 
 
 @contextmanager
-def locked_index(storage: str, name: str, what: str = "writes the index") -> Iterator[None]:
+def locked_index(storage: str, name: str, otherwise: str = "") -> Iterator[None]:
     """Lock an index against other jobs inside the block.
 
     Args:
-        what: what the other job does that has the lock, after `another job `.
+        otherwise: what a user can do instead of waiting for the other job, such as `, or …`.
 
     Raises:
         PlacementError: the storage cannot be written.
         ArtifactError: another job has the index right now; the message names it.
     """
-    with locked_place(storage, INDEXES, name, f"{what} {name!r}"):
+    advice = "wait for it or stop it (`ray job stop`), then give the same command again"
+    what = f"has the index {name!r}"
+    with locked_place(storage, INDEXES, name, what, advice=advice + otherwise):
         yield

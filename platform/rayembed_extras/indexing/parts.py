@@ -4,12 +4,9 @@ working/<fingerprint>/<number of parts>/vectors/000012.parquet    rows that are 
                                         done/000012.json          result of a finished part
 """
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,12 +17,12 @@ from rayembed.assets.json_files import read_json, write_json
 from rayembed.assets.storage import (
     exists,
     join,
+    list_files,
     open_storage,
     remove_file,
     remove_folder,
     write_atomic,
 )
-from rayembed.config.settings import parse
 from rayembed.data.engine.exchange import Buckets
 from rayembed.data.engine.parts import remedy
 from rayembed.data.engine.work_items import Result
@@ -38,14 +35,15 @@ from rayembed_extras.indexing.ledger import (
     compare,
     doubted,
     ledger_of,
+    ledger_path,
     marked,
     read_ledger,
     repeated,
     without_repetitions,
     write_ledger,
 )
-from rayembed_extras.indexing.rows import rows_schema
-from rayembed_extras.indexing.settings import STORES, StoreSettings
+from rayembed_extras.indexing.places import opened
+from rayembed_extras.indexing.rows import parts_of, rows_schema
 from rayembed_extras.indexing.store import VECTOR, Layout, VectorStore
 
 logger = logging.getLogger(__name__)
@@ -85,6 +83,10 @@ class PartFiles:
     """Metadata column and the name of its type, in order."""
     has_ids: bool
     """Whether ids are the files' own, so that one that occurs twice is a mistake."""
+    parts: int
+    """Number of parts of the rows."""
+    ledgers: int
+    """Number of parts of the ledgers: fewer before a grown table is divided."""
 
     def rows(self, number: int) -> tuple[pa.Table, int]:
         """Read the rows of a part, and the number of documents left out as repetitions.
@@ -98,15 +100,36 @@ class PartFiles:
         if self.has_ids and (twice := repeated(rows)):
             told = "; ".join(f"{name!r} in {', '.join(at[:3])}" for name, at in twice)
             raise DataError(
-                f"documents.id: ids occur several times: {told}. An id names one document; "
-                "correct the files, or name another column"
+                f"documents.id: ids occur several times: {told} (after @ the byte at which the "
+                "line begins, after # the number of the row). An id names one document; correct "
+                "the files, or name another column"
             )
         return without_repetitions(rows)
 
     def difference(self, number: int) -> tuple[pa.Table, LedgerDifference]:
         """Compare the rows of a part with its ledger; return both."""
         rows, _ = self.rows(number)
-        return rows, compare(rows, read_ledger(self.ledger, number))
+        return rows, compare(rows, self.ledger_of(number))
+
+    def ledger_of(self, number: int) -> pa.Table:
+        """Read the ledger of a part, also out of the ledger that has not been divided yet."""
+        there = exists(ledger_path(self.ledger, number))
+        ledger = read_ledger(self.ledger, number if there else number % self.ledgers)
+        if self.ledgers == self.parts:
+            return ledger
+        return ledger.filter(pa.array(parts_of(ledger["document"], self.parts) == number))
+
+    @property
+    def differences(self) -> str:
+        """Folder of the results of `ComparePart`."""
+        return join(self.working, "differences")
+
+    def forget_difference(self, number: int) -> None:
+        """Let the next try compare a part again, whose ledger has other rows pending now."""
+        units = join(self.differences, "units")
+        for name in list_files(units, recursive=False):
+            if name.endswith(f".{number:06d}.json"):
+                remove_file(join(units, name))
 
     def vectors_path(self, number: int) -> str:
         """Path of the rows of a part that are written next."""
@@ -131,7 +154,7 @@ class ComparePart:
             DataError: an id occurs twice.
         """
         rows, duplicates = self.files.rows(item.number)
-        found = compare(rows, read_ledger(self.files.ledger, item.number))
+        found = compare(rows, self.files.ledger_of(item.number))
         return {
             "rows_in": len(rows),
             "rows_out": len(rows),
@@ -243,6 +266,7 @@ def settle(
         if len(kept):
             made = _with_stored_vectors(store, table, number, kept, layout)
             if len(made) < len(kept):
+                files.forget_difference(number)
                 again = replace(found, embed=found.write)
                 write_ledger(files.ledger, number, marked(rows, ledger, again))
                 raise ArtifactError(
@@ -283,6 +307,19 @@ def _with_stored_vectors(
     return made.select(layout.schema.names).cast(layout.schema)
 
 
+def parts_to_write(
+    files: PartFiles, compared: Sequence[Result]
+) -> tuple[list[IndexPart], list[IndexPart]]:
+    """List the parts that a job writes, and those of them that an earlier try has finished.
+
+    Args:
+        compared: differences of all parts.
+    """
+    done = set(list_files(join(files.working, "done"), recursive=False))
+    work = [IndexPart(n) for n, one in enumerate(compared) if one["write"] or one["delete"]]
+    return work, [part for part in work if f"{part.key}.json" in done]
+
+
 def doubt_parts(files: PartFiles, parts: Sequence[IndexPart]) -> None:
     """Let the next job embed again what a process wrote whose model was not checked by all texts
     afterwards; a model has failed its check.
@@ -295,7 +332,7 @@ def doubt_parts(files: PartFiles, parts: Sequence[IndexPart]) -> None:
     remove_folder(files.working)
 
 
-def check_rows(files: PartFiles, store: VectorStore, table: str, parts: int, rows: int) -> None:
+def check_rows(files: PartFiles, store: VectorStore, table: str, rows: int) -> None:
     """Raise if the store has fewer rows than its ledgers; the next job embeds those it lacks.
 
     Args:
@@ -310,7 +347,7 @@ def check_rows(files: PartFiles, store: VectorStore, table: str, parts: int, row
         )
     if there >= rows:
         return
-    for number in range(parts):
+    for number in range(files.parts):
         ledger = read_ledger(files.ledger, number)
         ids = _stored(store, table, number, ledger, ["id"])["id"]
         lacks = pc.invert(pc.is_in(ledger["id"], ids.combine_chunks()))
@@ -330,7 +367,7 @@ def write_part(
 
     Stores with a method `write_part(table, number, rows, delete)`, such as files, keep the rows of
     a part together. They also have `read_part(table, number, columns)` and, if an index may get
-    more parts, `divide_part(table, number, part_of)`.
+    more parts, `divide_part(table, number, parts, part_of)` and `finish_division(table, parts)`.
 
     Args:
         rows: of `Layout.schema`; None: none.
@@ -353,22 +390,3 @@ def folders_in(path: str) -> list[str]:
     selector = pyarrow.fs.FileSelector(inside, allow_not_found=True)
     found = filesystem.get_file_info(selector)
     return sorted(info.base_name for info in found if info.type == pyarrow.fs.FileType.Directory)
-
-
-def settings_of_store(store: StoreSettings) -> str:
-    """Serialise a store's settings for other processes."""
-    return store.model_dump_json()
-
-
-@lru_cache(maxsize=1)
-def opened(settings: str) -> Any:
-    """Connect to a store; a process does it once."""
-    return store_from(settings).open()
-
-
-def store_from(settings: str) -> StoreSettings:
-    """Read a store's settings from JSON."""
-    values = json.loads(settings)
-    found = parse(STORES.classes()[values["kind"]], values)
-    assert isinstance(found, StoreSettings)
-    return found

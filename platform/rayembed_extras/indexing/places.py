@@ -1,5 +1,6 @@
-"""Where a store is: the setting of its address or folder."""
+"""Where a store is: the setting of its address or folder, and connections to it."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,3 +55,29 @@ def store_values(store: str | Mapping[str, Any], to: str | Path | None) -> dict[
     if setting is None:
         raise ConfigError(f"the store {values['kind']} takes no address; leave `to` out")
     return {**values, setting: str(to)}
+
+
+_OPEN: dict[str, Any] = {}
+"""The store that this process has open, by its settings as JSON."""
+
+
+def opened(settings: str) -> Any:
+    """Connect to a store by its settings as JSON; a process does it once in a job."""
+    if settings not in _OPEN:
+        close_opened()
+        _OPEN[settings] = store_from(settings).open()
+    return _OPEN[settings]
+
+
+def close_opened() -> None:
+    """Close the connection of `opened`: a later job may find another store there."""
+    while _OPEN:
+        _OPEN.popitem()[1].close()
+
+
+def store_from(settings: str) -> StoreSettings:
+    """Read a store's settings from JSON."""
+    values = json.loads(settings)
+    found = parse(STORES.classes()[values["kind"]], values)
+    assert isinstance(found, StoreSettings)
+    return found

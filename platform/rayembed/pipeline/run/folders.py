@@ -12,7 +12,7 @@ from typing import TextIO
 from filelock import FileLock, Timeout
 
 from rayembed.assets.cache import cache_folder
-from rayembed.assets.lease import Lease, holder, refused, this_machine
+from rayembed.assets.lease import ADVICE, Lease, holder, refused, this_machine
 from rayembed.assets.names import check_inside
 from rayembed.assets.storage import (
     check_writable,
@@ -194,7 +194,7 @@ def locked_folders(run: NamedRun, *, wait: bool = False) -> Iterator[RunFolders]
 
 @contextmanager
 def locked_place(
-    storage: str, kind: str, name: str, what: str, *, wait: bool = False
+    storage: str, kind: str, name: str, what: str, *, wait: bool = False, advice: str = ADVICE
 ) -> Iterator[StoredFolder]:
     """Lock the files of a run or sweep against other processes here, and lease them against jobs on
     other machines.
@@ -202,6 +202,7 @@ def locked_place(
     Args:
         kind: `RUNS` or `SWEEPS`.
         what: what the other job does that has them, after `another job `.
+        advice: what the refused job's user can do.
 
     Raises:
         PlacementError: the storage cannot be written.
@@ -215,9 +216,10 @@ def locked_place(
     try:
         lock.acquire(timeout=-1 if wait else 0)
     except Timeout:
-        raise ArtifactError(refused(what, str(files.local), holder(claims))) from None
+        raise ArtifactError(refused(what, str(files.local), holder(claims), advice)) from None
     try:
-        with Lease(claims, what, this_machine(Path(lock.lock_file)), wait=wait):
+        machine = this_machine(Path(lock.lock_file))
+        with Lease(claims, what, machine, wait=wait, advice=advice):
             files.fetch()
             yield files
     finally:
