@@ -347,13 +347,22 @@ def test_texts_come_from_the_files_where_the_store_keeps_none(made, tmp_path, mo
         backfills.texts_of_rows(record, path, ["d3#0", "d999"], None)
 
 
-def test_a_dry_run_prints_settings_and_starts_nothing(made, index, monkeypatch, capsys):
+def test_a_dry_run_prints_settings_and_starts_nothing(made, index, tmp_path, monkeypatch, capsys):
     _, values = index
     monkeypatch.setattr(upgrades, "upgrade", None)
     code, out, err = command(values, f"--name docs --model {made / 'new'} --dry-run", capsys)
     assert code == 0
     assert parse(UpgradeRun, {**values}).name in out
     assert "index docs: table docs_1, 150 rows, made by" in err
+    # 75 fitted documents, each with a sentence and some words; 1,000 further sentences.
+    assert "to measure: 150 texts by the new model, and up to 1,150 of their sentences" in err
+    assert "for a backfill: all 150 texts" in err
+    assert "prices" not in err
+    priced = f"--name docs --model {made / 'new'} --dry-run --price-per-hour 2"
+    assert "prices come with the measurement" in command(values, priced, capsys)[2]
+    here = f"--name docs --model {made / 'new'} --dry-run --storage-path {tmp_path}"
+    assert run_upgrade_job(shlex.split(here)) == 0
+    assert f"storage_path: {tmp_path}" in capsys.readouterr().out
     assert command(values, "--name docs", capsys)[0] == 2
     assert command(values, "--model x", capsys)[0] == 2
 

@@ -17,7 +17,7 @@ from rayembed_extras.index_upgrades.measure import (
     score,
     share_kept,
 )
-from rayembed_extras.index_upgrades.price import Rate, price_roads
+from rayembed_extras.index_upgrades.price import MeasuringCost, Rate, price_roads
 from rayembed_extras.index_upgrades.sample import draw_sample, first_sentence
 from rayembed_extras.index_upgrades.settings import UpgradeRun
 from rayembed_extras.indexing.judged_queries import JudgedQueries, find_queries, read_queries
@@ -207,9 +207,9 @@ def test_judged_queries_show_what_a_map_loses(tmp_path):
     assert before.scores.recall.mean() - 0.05 < measured.mapped.scores.recall.mean()
     assert measured.mapped.share.interval[1] < 0.97
     assert measured.mapped.apart.mean < 0
-    assert all("with the best map" in note for note in measured.notes)
+    assert all(f"with the map {measured.best.kind} is" in note for note in measured.notes)
     worse = compare_roads(run, sample, Hidden(6, 1, noise=0.3), Hidden(6, 1, noise=2), judged)
-    assert any("keeping the old model" in note for note in worse.notes)
+    assert any("after full re-embedding is not clearly better" in note for note in worse.notes)
     without = compare_roads(run, sample, None, new, judged)
     assert road(without, "before the upgrade").scores is None
     assert without.mapped.share.value > measured.mapped.share.value - 0.05, "of documents alone"
@@ -275,21 +275,24 @@ def score_of(recall):
     return QueryScores(recall, recall)
 
 
-def test_prices_follow_the_measured_rate():
+def test_prices_are_what_measuring_took_and_its_rate():
     rate = Rate(texts=1000, seconds=20.0, tokens_per_text=50.0)
-    adapter, backfill, both = price_roads(
+    prices = price_roads(
         rate,
         rows=90_000,
-        sample_texts=1000,
+        measuring=MeasuringCost(texts=3000, tokens=70_000.0, seconds=500.0, fit_seconds=300.0),
         old_bytes=100.0,
         new_bytes=200.0,
         map_bytes=7,
-        price_per_hour=3.6,
     )
-    assert (adapter.texts, backfill.texts, both.texts) == (1000, 91_000, 91_000)
-    assert backfill.hours == pytest.approx(91_000 * 0.02 / 3600)
-    assert backfill.money == pytest.approx(91_000 * 0.02 / 1000)
-    assert backfill.tokens == 91_000 * 50
+    assert prices[0].money is None
+    adapter, backfill, both = (price.with_money(3.6) for price in prices)
+    assert (adapter.texts, backfill.texts, both.texts) == (3000, 90_000, 93_000)
+    assert adapter.hours == pytest.approx(500 / 3600), "with the fits, and the old model's time"
+    assert backfill.hours == pytest.approx(90_000 * 0.02 / 3600)
+    assert backfill.money == pytest.approx(90_000 * 0.02 / 1000)
+    assert both.money == pytest.approx(adapter.money + backfill.money)
+    assert (adapter.tokens, backfill.tokens) == (70_000, 90_000 * 50)
     assert (adapter.stored_bytes, backfill.stored_bytes, both.stored_bytes) == (107, 300, 307)
 
 

@@ -137,3 +137,25 @@ def test_a_package_that_is_imported_stays_visible_to_what_would_take_it(monkeypa
     with without("json"), pytest.raises(ImportError):
         import json
     assert "json" not in sys.modules
+
+
+def test_a_model_is_loaded_without_a_progress_bar(tmp_path, monkeypatch, capfd):
+    """Bars of other code of the process stay as they are."""
+    from tiny_models import save_encoder
+    from transformers import AutoModel
+    from transformers.utils import logging as transformers_logging
+
+    from rayembed.models.loading.load import load_model
+
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    was_shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.enable_progress_bar()
+    try:
+        load_model(save_encoder(tmp_path / "model"))
+        assert "Loading weights" not in capfd.readouterr().err
+        assert transformers_logging.is_progress_bar_enabled()
+        AutoModel.from_pretrained(tmp_path / "model")
+        assert "Loading weights" in capfd.readouterr().err, "the control"
+    finally:
+        if not was_shown:
+            transformers_logging.disable_progress_bar()

@@ -87,8 +87,9 @@ def connect(tracking_uri: str, *, made: bool = True) -> Any:
     database = sqlite_path(tracking_uri)
     if made and database is not None and not database.is_file():
         raise TrackingError(
-            f"there is no MLflow database {str(database)!r}; with --tracking-uri name the MLflow "
-            "that has the model (sqlite:///path/to/mlflow.db or http://host:port)"
+            f"there is no MLflow database {str(database)!r}; name the MLflow that has the model "
+            "(sqlite:///path/to/mlflow.db or http://host:port) by --tracking-uri or the setting "
+            "tracking_uri, in Python by MLFLOW_TRACKING_URI, or name its storage: output="
         )
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     return open_client(tracking_uri)

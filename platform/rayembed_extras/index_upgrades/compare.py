@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rayembed.display.progress import doing
 from rayembed.errors import DataError
 from rayembed.results.intervals import PairedDifference
 from rayembed_extras.index_upgrades.fitting import fit_map, fit_ridge
@@ -31,7 +32,7 @@ from rayembed_extras.indexing.settings import NumberType
 
 logger = logging.getLogger(__name__)
 
-MEASUREMENT = 2
+MEASUREMENT = 3
 """Number of the way to measure; raise it when the same inputs give other figures."""
 FULL = "full re-embedding"
 """Label of the road that embeds all documents again."""
@@ -79,7 +80,6 @@ class Measurement:
     documents: int
     """Documents of the index; fewer than that may be searched."""
     rows: int
-    sample_rows: int
     fit_rows: int
     notes: tuple[str, ...] = field(default=())
 
@@ -182,7 +182,6 @@ def compare_roads(
         int(sample.searched.sum()),
         sample.documents,
         sample.rows,
-        len(sample.texts),
         fit_rows,
         tuple(_notes(roads, best, new, sample, is_judged=judged is not None)),
     )
@@ -198,7 +197,7 @@ def _fitted(
     """Fit all maps; return them with their seconds, and the number of fitted texts."""
     rows = sample.rows_of(sample.fits)[: _MOST_FIT_ROWS * run.fit_documents]
     given = [(new_rows[rows], sample.old[rows])]
-    if run.fit_on != "documents" and old is not None:
+    if run.fits_maps and run.fit_on != "documents" and old is not None:
         _, first = np.unique(sample.owners[rows], return_index=True)
         texts = [sample.texts[row] for row in rows[first].tolist()]
         made = (cut(text) for cut in (first_sentence, some_words) for text in texts)
@@ -221,7 +220,8 @@ def _fitted(
             if same is not None:
                 maps[kind] = same
         else:
-            maps[kind] = fit_map(kind, news, olds, seed=run.seed)
+            with doing(f"fitting the map {kind} on {len(news):,} texts"):
+                maps[kind] = fit_map(kind, news, olds, seed=run.seed)
         seconds[kind] = time.perf_counter() - began
         logger.info("fitted %s in %.1f s", kind, seconds[kind])
     return maps, seconds, len(news)
@@ -306,13 +306,14 @@ def _notes(
         notes.append("the index's model was not loaded, so its own queries are not measured")
     elif full is not None and is_judged:
         mapped = next((road.scores for road in roads if best and road.kind == best.kind), None)
-        for scores, what in ((full, "after full re-embedding"), (mapped, "with the best map")):
+        kind = "" if best is None else best.kind
+        for scores, what in ((full, "after full re-embedding"), (mapped, f"with the map {kind}")):
             if scores is None:
                 continue
             apart = difference(scores.ndcg, before.scores.ndcg)
             if apart.interval is not None and apart.interval[0] <= 0:
                 notes.append(
-                    f"{new.reference} is not better than the index's model here {what}: nDCG@10 "
-                    f"{apart.shown()}; keeping the old model is a road, too"
+                    f"on these queries {new.reference} {what} is not clearly better than the "
+                    f"index's own model, which needs no upgrade: nDCG@10 {apart.shown()}"
                 )
     return notes

@@ -3,7 +3,7 @@
 import argparse
 
 from rayembed.pipeline.job import Job, JobContext, Reader, option
-from rayembed_extras.index_upgrades.settings import UpgradeRun
+from rayembed_extras.index_upgrades.settings import NO_MODEL, UpgradeRun
 
 _READER = Reader(
     kind=UpgradeRun,
@@ -15,7 +15,7 @@ _READER = Reader(
             "--model REFERENCE",
             "the new model: a folder, models:/name@alias, hf://…, s3://… or a short name",
             sets="model",
-            missing="no new model: give --model; or --rollback or --drop",
+            missing="no new model: give --model; or --rollback, --drop or --forget-adapter",
         ),
         option(
             "--queries PATH",
@@ -35,6 +35,11 @@ _READER = Reader(
             sets="query_encoder",
         ),
         option(
+            "--storage-path FOLDER",
+            "folder or object storage with the record of the index; default: outputs",
+            sets="placement.storage_path",
+        ),
+        option(
             "--keep SHARE",
             "share of full re-embedding's recall@10 that is enough for a road without it, 0.97 by "
             "default",
@@ -52,9 +57,10 @@ _READER = Reader(
 
 
 def _read(args: argparse.Namespace) -> UpgradeRun:
-    """Read the settings; those of `--rollback` and `--drop` need no model."""
-    if args.model is None and args.recipe is None and (args.rollback or args.drop):
-        args.model = "none"
+    """Read the settings; those of `--rollback`, `--drop` and `--forget-adapter` need no model."""
+    alone = args.rollback or args.drop or args.forget_adapter
+    if args.model is None and args.recipe is None and alone:
+        args.model = NO_MODEL
     return _READER(args)
 
 
@@ -79,8 +85,15 @@ def _drop(run: UpgradeRun, context: JobContext) -> None:
     context.out.write(f"{drop_old_tables(run)}\n")
 
 
+def _forget(run: UpgradeRun, context: JobContext) -> None:
+    from rayembed_extras.index_upgrades.calls import forget_adapters_of
+
+    context.out.write(f"{forget_adapters_of(run)}\n")
+
+
 def _show(run: UpgradeRun, context: JobContext) -> None:
     """Print the resolved settings, and what the index's record says of the upgrade."""
+    from rayembed_extras.index_upgrades.price import measured_texts
     from rayembed_extras.index_upgrades.switch import known_index
     from rayembed_extras.index_upgrades.upgrade import storage_of
     from rayembed_extras.indexing.judged_queries import find_queries
@@ -92,11 +105,15 @@ def _show(run: UpgradeRun, context: JobContext) -> None:
     context.out.flush()
     record = manifest.tables[str(manifest.current)]
     made, tell = record.made_by, context.err.write
-    sample = min(record.documents_read or record.rows, run.fit_documents + run.searched_documents)
     tell(f"index {run.name}: table {manifest.current}, {record.rows:,} rows, made by ")
     tell(f"{made.reference} ({made.weights}, {made.dimensions} dimensions, {made.number_type})\n")
     if not run.query_encoder:
-        tell(f"embeds {sample:,} documents by {run.model} to measure; all for a backfill\n")
+        tell(f"to measure: {measured_texts(run, record)}\n")
+        tell(f"for a backfill: all {record.rows:,} texts by {run.model}, without measuring\n")
+        if run.price_per_hour is not None:
+            tell("prices come with the measurement, which times the models; a backfill's alone: ")
+            tell(f"rayembed index --documents PATH --model {run.model} --name {run.name} ")
+            tell(f"--price-per-hour {run.price_per_hour:g} --dry-run\n")
     for table, each in manifest.tables.items():
         if not each.complete:
             tell(f"{table} is half-filled by {each.made_by.reference}\n")
@@ -116,6 +133,13 @@ run_upgrade_job = Job(
     instead=(
         (option("--rollback", "let the name refer to the former table again"), _roll_back),
         (option("--drop", "remove all tables but the current one"), _drop),
+        (
+            option(
+                "--forget-adapter",
+                "remove the adapters of the current table; with --model that model's alone",
+            ),
+            _forget,
+        ),
     ),
     shows=("the upgrade", "what the index's record says", _show),
     example="--name support --model all-MiniLM-L6-v2",

@@ -34,6 +34,9 @@ class UpgradeModel:
     texts: int = field(default=0, init=False)
     seconds: float = field(default=0.0, init=False)
     tokens: float = field(default=0.0, init=False)
+    embedded: int = field(default=0, init=False)
+    """Distinct texts embedded so far, queries and documents."""
+    embedded_tokens: float = field(default=0.0, init=False)
 
     @property
     def width(self) -> int:
@@ -42,6 +45,7 @@ class UpgradeModel:
 
     def queries(self, texts: Sequence[str]) -> np.ndarray:
         """Embed queries to (N, D) float32 unit vectors."""
+        self._count(texts, "query", self.query_instruction)
         return self._embed(texts, "query", self.query_instruction)
 
     def documents(self, texts: Sequence[str]) -> np.ndarray:
@@ -51,7 +55,8 @@ class UpgradeModel:
         self.seconds += time.perf_counter() - began
         # An index embeds each distinct text of a part once, as `encode` does here.
         self.texts += len(set(texts))
-        self.tokens = self.tokens or self._tokens(list(texts)[:_COUNTED_TEXTS])
+        per_text = self._count(texts, "document", self.instruction)
+        self.tokens = self.tokens or per_text
         return vectors
 
     @property
@@ -75,13 +80,18 @@ class UpgradeModel:
             )
         return vectors if self.width == vectors.shape[1] else unit(vectors[:, : self.width])
 
-    def _tokens(self, texts: list[str]) -> float:
+    def _count(self, texts: Sequence[str], role: Role, instruction: str | None) -> float:
+        """Add distinct texts and their tokens to those embedded; return the tokens of a text."""
         from rayembed.models.contract import cost
 
-        told = self.model.instruction_of("document", self.instruction)
-        instructions = [told] * len(texts) if told else None
-        made = self.model.tokenizer(texts, "document", instructions, allow_empty=True)
-        return sum(map(cost, made)) / len(made)
+        some = list(texts)[:_COUNTED_TEXTS]
+        told = self.model.instruction_of(role, instruction)
+        instructions = [told] * len(some) if told else None
+        made = self.model.tokenizer(some, role, instructions, allow_empty=True)
+        per_text = sum(map(cost, made)) / max(1, len(made))
+        self.embedded += len(set(texts))
+        self.embedded_tokens += len(set(texts)) * per_text
+        return per_text
 
 
 def registry_of(reference: str, storage: str, tracking_uri: str | None) -> str | None:

@@ -77,7 +77,6 @@ def compare_query_encoder(
         sample.documents,
         sample.rows,
         0,
-        0,
         tuple(sample_notes(sample)),
     )
 

@@ -12,9 +12,14 @@ from rayembed.display.figures import COLOURS, INK, new_figure, png_of, set_title
 from rayembed.display.tables import MISSING, Table, show
 from rayembed_extras.index_upgrades.compare import FULL, Measurement
 from rayembed_extras.index_upgrades.maps import MapKind
-from rayembed_extras.index_upgrades.price import RoadPrice
+from rayembed_extras.index_upgrades.price import MeasuringCost, RoadPrice
 
 REPORT_FILE = "upgrade.json"
+CHOSEN = (
+    "* the map that --road adapter takes, with the highest Agreement: the share of the new model's "
+    "own first 10 documents that mapped queries find (of sentences that measure nothing else)"
+)
+"""Caption of the table of roads."""
 MAP_FOLDER = "map"
 """Folder of the best map, beside the report."""
 
@@ -62,6 +67,7 @@ class UpgradeReport:
     """Without money, which depends on the price per hour."""
     map_microseconds: float | None
     """Time to map a query's vector, alone."""
+    measuring: MeasuringCost
     query_encoder: bool = False
     """Whether the new model embeds queries alone; shares are then of the old model's recall."""
 
@@ -133,6 +139,7 @@ def read_report(folder: str) -> UpgradeReport | None:
     values: dict[str, Any] = read_json(path, "Remove it, and the next upgrade measures again")
     values["roads"] = tuple(_road(row) for row in values["roads"])
     values["prices"] = tuple(RoadPrice(**price) for price in values["prices"])
+    values["measuring"] = MeasuringCost(**values["measuring"])
     values["dimensions"], values["notes"] = tuple(values["dimensions"]), tuple(values["notes"])
     return UpgradeReport(**values)
 
@@ -156,7 +163,9 @@ def roads_table(report: UpgradeReport) -> Table:
         f"Upgrade of {report.index}: {report.num_queries:,} {of} over {report.searched:,} of "
         f"{report.documents:,} documents{note}"
     )
-    return Table([*heads, "Agreement"], rows, title=title, align="lllr", look="open")
+    caption = "" if report.best is None or report.query_encoder else CHOSEN
+    heads = [*heads, "Agreement"]
+    return Table(heads, rows, title=title, align="lllr", look="open", caption=caption)
 
 
 def _cells(row: RoadRow, best: str | None) -> list[object]:
@@ -195,7 +204,7 @@ def figures_table(report: UpgradeReport) -> Table:
 
 
 def prices_table(prices: Sequence[RoadPrice]) -> Table:
-    """Table of the roads' prices."""
+    """Table of the roads' prices; an adapter's is that of the measurement, done already."""
     heads = ["Road", "Texts", "Tokens", "Hours of a process", "Stored bytes", "Price"]
     rows = [
         [
@@ -208,7 +217,15 @@ def prices_table(prices: Sequence[RoadPrice]) -> Table:
         ]
         for price in prices
     ]
-    return Table(heads, rows, title="Price of each road", align="lr", look="open")
+    return Table(
+        heads,
+        rows,
+        title="Price of each road",
+        align="lr",
+        look="open",
+        caption="adapter (and compatible): this measurement, which is paid; backfill: all texts "
+        "of the index, at the measured speed",
+    )
 
 
 def roads_plot(report: UpgradeReport) -> bytes:
@@ -243,7 +260,10 @@ def upgrade_page(
     page: str = template.render(
         report=report,
         sentence=sentence,
-        tables=[{"title": one.title, "heads": one.heads, "rows": one.rows} for one in tables],
+        tables=[
+            {"title": one.title, "heads": one.heads, "rows": one.rows, "caption": one.caption}
+            for one in tables
+        ],
         plot=base64.b64encode(plot).decode(),
     )
     return page

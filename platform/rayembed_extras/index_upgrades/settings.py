@@ -21,6 +21,10 @@ Road = Literal["auto", "compatible", "adapter", "backfill"]
 documents embedded again, or the recommended one."""
 
 
+NO_MODEL = "none"
+"""Model of what needs none: a rollback, a drop, adapters to forget."""
+
+
 class UpgradeRun(Document):
     """Settings of an index upgrade to a new model."""
 
@@ -87,3 +91,8 @@ class UpgradeRun(Document):
     store_index: dict[str, Any] = Field(default_factory=dict)
     """Settings of the store's own approximate index for a backfill; empty: the store's defaults."""
     placement: TeacherPlacement = TeacherPlacement()
+
+    @property
+    def fits_maps(self) -> bool:
+        """Whether the measurement fits a map, for which it embeds more texts."""
+        return not self.query_encoder and any(kind != "identity" for kind in self.maps)

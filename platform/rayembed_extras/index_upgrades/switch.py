@@ -107,8 +107,8 @@ def known_index(storage: str, name: str) -> Manifest:
         known = nearest(name, sorted(there)) if there else "there is none"
         raise ConfigError(
             f"there is no index {name!r} below {storage!r} ({known}); build it by `rayembed "
-            "index`, or name the storage that has it: placement.storage_path (of a server "
-            "storage_path, in Python output)"
+            "index`, or name the storage that has it: --storage-path (of a server --set "
+            "storage_path=…, in Python output=)"
         )
     if manifest.name != name:
         raise ArtifactError(
@@ -205,6 +205,31 @@ def adapter_for(storage: str, name: str, weights: str) -> QueryMap | None:
             f"{weights}; make one: rayembed upgrade --name {name} --model MODEL --road adapter"
         )
     return load_map(join(folder_of(storage, name), entry["folder"]))
+
+
+def forget_adapters(storage: str, manifest: Manifest, weights: str | None = None) -> list[str]:
+    """Remove the adapters of an index's current table; return their kinds and models.
+
+    Args:
+        weights: fingerprint of the model whose adapter goes; None: all adapters of the table.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    name, table = manifest.name, str(manifest.current)
+    kept = dict(manifest.tables[table].adapter or {})
+    gone = [kept.pop(key) for key in [*kept] if weights in (None, key)]
+    if not gone:
+        models = ", ".join(str(entry.get("model")) for entry in kept.values())
+        raise ConfigError(
+            f"the table {table!r} of the index {name!r} has no adapter"
+            + (f" for this model ({weights}), but for {models}" if kept else "; none to forget")
+        )
+    # First, so that no record names a map that is gone.
+    write_manifest(storage, changed_table(manifest, table, adapter=kept or None))
+    for entry in gone:
+        remove_folder(join(folder_of(storage, name), entry["folder"]))
+    return [f"{entry['kind']} of {entry.get('model')}" for entry in gone]
 
 
 def check_updated(index: OpenIndex) -> None:

@@ -6,10 +6,9 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from rayembed.assets.storage import join
 from rayembed.config.document import fingerprint
+from rayembed.display.progress import doing
 from rayembed.display.tables import Table, show
 from rayembed.errors import ConfigError, RayembedError
 from rayembed.evaluation.own_data import OwnFiles
@@ -23,7 +22,7 @@ from rayembed_extras.index_upgrades.backfill import (
     texts_of_rows,
 )
 from rayembed_extras.index_upgrades.compare import MEASUREMENT, compare_roads
-from rayembed_extras.index_upgrades.maps import QueryMap, identity_map, load_map
+from rayembed_extras.index_upgrades.maps import identity_map, load_map
 from rayembed_extras.index_upgrades.models import (
     UpgradeModel,
     fixed_reference,
@@ -32,7 +31,12 @@ from rayembed_extras.index_upgrades.models import (
     registry_of,
     weights_of,
 )
-from rayembed_extras.index_upgrades.price import RoadPrice, price_roads, vector_bytes
+from rayembed_extras.index_upgrades.price import (
+    MeasuringCost,
+    RoadPrice,
+    price_roads,
+    vector_bytes,
+)
 from rayembed_extras.index_upgrades.query_encoder import compare_query_encoder
 from rayembed_extras.index_upgrades.report import (
     MAP_FOLDER,
@@ -69,29 +73,37 @@ _NOT_MEASURED = {
     "store_index",
 }
 """Settings that do not change what is measured."""
-_TIMED_QUERIES = 200
+_NOT_COMPARED = (
+    "the roads were not measured, as --road backfill needs no measurement; to measure them before "
+    "a backfill: the same command without --road"
+)
 
 
 @dataclass(frozen=True)
 class Upgraded:
-    """Result of an upgrade job."""
+    """Result of an upgrade job; an explicit backfill measures nothing."""
 
-    report: UpgradeReport
-    prices: tuple[RoadPrice, ...]
-    """Prices of the roads, with money where a price per hour is stated."""
-    recommended: Recommendation
-    written: tuple[str, ...]
+    report: UpgradeReport | None = None
+    """Measured roads; None: no measurement was made or stored."""
+    prices: tuple[RoadPrice, ...] = ()
+    """Prices of the measured roads, with money where a price per hour is stated."""
+    recommended: Recommendation | None = None
+    """None without a report."""
+    written: tuple[str, ...] = ()
     """Addresses of the report's files."""
     lines: tuple[str, ...] = ()
     """Lines that say what was done."""
 
     @property
-    def roads(self) -> Table:
-        """Table of all measured roads."""
-        return roads_table(self.report)
+    def roads(self) -> Table | None:
+        """Table of all measured roads; None without a report."""
+        return None if self.report is None else roads_table(self.report)
 
     def _repr_markdown_(self) -> str:
-        return f"{show(self.roads, 'markdown')}\n{self.recommended.sentence}"
+        parts = [] if self.roads is None else [show(self.roads, "markdown")]
+        if self.recommended is not None:
+            parts.append(self.recommended.sentence)
+        return "\n".join([*parts, *self.lines])
 
 
 @dataclass(frozen=True)
@@ -123,7 +135,8 @@ def storage_of(run: UpgradeRun) -> str:
 def upgrade(run: UpgradeRun, road: Road | None = None) -> Upgraded:
     """Measure the roads of an upgrade, recommend one, and take the given one.
 
-    The measurement is stored; a call with the same index, model and settings reads it.
+    The measurement is stored; a call with the same index, model and settings reads it. A backfill
+    needs none: without a stored one nothing is measured.
 
     Args:
         road: None: measure and recommend only.
@@ -140,20 +153,32 @@ def upgrade(run: UpgradeRun, road: Road | None = None) -> Upgraded:
             work_begins()
             folder = join(checked.index.folder, "upgrades", checked.key(run))
             report = read_report(folder)
+            if report is None and road != "backfill":
+                with doing("measuring the roads"):
+                    report = _measured(run, checked, folder)
+            done, chosen = Upgraded(), road
             if report is None:
-                report = _measured(run, checked, folder)
-            recommended = recommend(report, run.keep)
-            prices = tuple(_with_money(price, run.price_per_hour) for price in report.prices)
-            written = write_report(folder, report, recommended.sentence, prices)
-            chosen = recommended.road if road == "auto" else road
+                logger.info(_NOT_COMPARED)
+            else:
+                done = _recommended(run, report, folder)
+                if road == "auto" and done.recommended is not None:
+                    chosen = done.recommended.road
             lines: tuple[str, ...] = ()
-            if chosen in ("adapter", "compatible"):
+            if report is not None and chosen in ("adapter", "compatible"):
                 lines = _take_adapter(run, checked, report, folder, chosen)
                 register_upgrade(run, storage, before)
         if chosen == "backfill":
             lines = backfill(run, storage, checked.weights)
             register_upgrade(run, storage, before)
-    return Upgraded(report, prices, recommended, tuple(written), lines)
+    return replace(done, lines=lines)
+
+
+def _recommended(run: UpgradeRun, report: UpgradeReport, folder: str) -> Upgraded:
+    """Recommend a road by a report, and write the report's files."""
+    recommended = recommend(report, run.keep)
+    prices = tuple(price.with_money(run.price_per_hour) for price in report.prices)
+    written = write_report(folder, report, recommended.sentence, prices)
+    return Upgraded(report, prices, recommended, tuple(written))
 
 
 def register_upgrade(run: UpgradeRun, storage: str, before: Manifest) -> None:
@@ -246,6 +271,7 @@ def _check_changed(run: UpgradeRun, made: MadeBy, road: Road | None) -> None:
 
 def _measured(run: UpgradeRun, checked: _Checked, folder: str) -> UpgradeReport:
     """Measure all roads, save the best map, and return the report."""
+    began = time.perf_counter()
     index, record = checked.index, checked.index.record
     made = record.made_by
     layout, files = layout_of(record), checked.files
@@ -258,7 +284,7 @@ def _measured(run: UpgradeRun, checked: _Checked, folder: str) -> UpgradeReport:
         layout,
         judged=set() if judged is None else judged.documents,
         searched=run.searched_documents,
-        fits=0 if run.query_encoder else run.fit_documents,
+        fits=run.fit_documents if run.fits_maps else 0,
         seed=run.seed,
         texts=_texts(run, index),
     )
@@ -276,16 +302,22 @@ def _measured(run: UpgradeRun, checked: _Checked, folder: str) -> UpgradeReport:
     compare = compare_query_encoder if run.query_encoder else compare_roads
     measured = compare(run, sample, old, new, judged)
     best = measured.best
+    models = [new] if old is None else [new, old]
+    cost = MeasuringCost(
+        sum(model.embedded for model in models),
+        sum(model.embedded_tokens for model in models),
+        time.perf_counter() - began,
+        sum(road.seconds for road in measured.roads),
+    )
     prices: list[RoadPrice] = []
     if not run.query_encoder:
         prices = price_roads(
             new.rate,
             rows=sample.rows,
-            sample_texts=measured.sample_rows,
+            measuring=cost,
             old_bytes=vector_bytes(sample.rows, made.dimensions, made.number_type),
             new_bytes=vector_bytes(sample.rows, new.width, made.number_type),
             map_bytes=0 if best is None else best.num_bytes,
-            price_per_hour=None,
         )
     report = UpgradeReport(
         index.name,
@@ -305,7 +337,8 @@ def _measured(run: UpgradeRun, checked: _Checked, folder: str) -> UpgradeReport:
         measured.fit_rows,
         measured.notes,
         tuple(prices),
-        None if best is None else _microseconds(best),
+        None if best is None else best.microseconds(),
+        cost,
         run.query_encoder,
     )
     if best is not None:
@@ -384,18 +417,3 @@ def _take_adapter(
     }
     saved = record_adapter(checked.index, checked.weights, made, facts)
     return (f"{road.capitalize():<10} {saved} ({made.kind}), recorded for {checked.index.table}",)
-
-
-def _microseconds(made: QueryMap) -> float:
-    """Time to map one vector, alone; the fastest of many."""
-    vector = np.ones((1, made.dimensions[0]), np.float32)
-    times = []
-    for _ in range(_TIMED_QUERIES):
-        began = time.perf_counter()
-        made(vector)
-        times.append(time.perf_counter() - began)
-    return 1e6 * min(times)
-
-
-def _with_money(price: RoadPrice, per_hour: float | None) -> RoadPrice:
-    return replace(price, money=None if per_hour is None else price.hours * per_hour)

@@ -31,6 +31,11 @@ _READER = Reader(
             "parquet (default), lance, pgvector, qdrant, faiss, or one of another package",
             sets="store.kind",
         ),
+        option(
+            "--storage-path FOLDER",
+            "folder or object storage with the record of the index; default: outputs",
+            sets="placement.storage_path",
+        ),
     ),
     examples="documents.id=url, documents.metadata=[title, url], documents.chunks.by=sentences, "
     "store.number_type=int8",

@@ -127,11 +127,15 @@ def check_not_quantised(parts: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _without_loading_report() -> Iterator[None]:
-    """Suppress transformers' reports of weights that are left out on purpose (heads, cut layers) or
-    not covered by tensor parallelism.
+    """Suppress transformers' progress bar, and its reports of weights that are left out on purpose
+    (heads, cut layers) or not covered by tensor parallelism.
 
     Missing ones are refused here.
     """
+    from transformers.utils import logging as transformers_logging
+
+    has_bar = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
     names = ("transformers.modeling_utils", "transformers.distributed.tensor_parallel")
     told = [logging.getLogger(name) for name in names]
 
@@ -146,6 +150,8 @@ def _without_loading_report() -> Iterator[None]:
     finally:
         for logger in told:
             logger.removeFilter(errors)
+        if has_bar:
+            transformers_logging.enable_progress_bar()
 
 
 def empty_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
