@@ -67,6 +67,8 @@ class Engine:
     """Whether the test's own process writes the files, so that its limit of file sizes counts."""
     whole_calls: bool = True
     """Whether a killed `upsert` leaves all of its rows or none."""
+    once_after_kill: bool = True
+    """Whether no row stands twice after a killed `upsert`, before it is repeated."""
     same_rows_at_once: bool = True
     """Whether processes that upsert the same rows at once leave each row once."""
 
@@ -86,7 +88,8 @@ def _qdrant(place: Path) -> dict[str, Any]:
 
 
 ENGINES: dict[str, Engine] = {
-    "parquet": Engine(_folder, same_rows_at_once=False),  # the job writes by `write_part`
+    # The job writes by `write_part`, which replaces one file.
+    "parquet": Engine(_folder, once_after_kill=False, same_rows_at_once=False),
     "lance": Engine(
         _folder,
         packages=("lance",),

@@ -135,5 +135,5 @@ def test_an_adapter_is_forgotten(index, command):
 
 
 def test_a_registry_that_is_not_there_is_named_for_python_too(tmp_path):
-    with pytest.raises(rayembed.errors.TrackingError, match=r"--tracking-uri .* output="):
+    with pytest.raises(rayembed.errors.TrackingError, match=r"--tracking-uri.* output="):
         rayembed.load("models:/docs/1", for_index="docs", output=tmp_path)

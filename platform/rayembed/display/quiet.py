@@ -117,3 +117,32 @@ def set_unset(environment: Mapping[str, str]) -> dict[str, str]:
 def without_harmless(lines: Iterable[str]) -> list[str]:
     """Remove harmless lines from the output of Ray's workers."""
     return [line for line in lines if not any(part in line for part in _WORKERS_LINES)]
+
+
+@contextmanager
+def without_loading_report() -> Iterator[None]:
+    """Suppress transformers' progress bar, and its reports of weights that are left out on purpose
+    (heads, cut layers) or not covered by tensor parallelism.
+
+    `load_backbone` refuses missing ones.
+    """
+    from transformers.utils import logging as transformers_logging
+
+    has_bar = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    names = ("transformers.modeling_utils", "transformers.distributed.tensor_parallel")
+    told = [logging.getLogger(name) for name in names]
+
+    def errors(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
+    # Not a level: each time one is set, Python empties the caches of all loggers, thousands here.
+    for logger in told:
+        logger.addFilter(errors)
+    try:
+        yield
+    finally:
+        for logger in told:
+            logger.removeFilter(errors)
+        if has_bar:
+            transformers_logging.enable_progress_bar()

@@ -5,12 +5,22 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -2, -3, -4
 """Parameters of glibc's `mallopt`."""
-_DEFAULTS = {_TRIM_THRESHOLD: 128 << 10, _TOP_PAD: 128 << 10, _MMAP_THRESHOLD: 128 << 10}
-_KEPT = {_TRIM_THRESHOLD: (1 << 31) - 1, _TOP_PAD: 64 << 20, _MMAP_THRESHOLD: 32 << 20}
-"""A step's blocks of up to 32 MiB, the most that glibc takes, lie in the heap, whose end is not
-returned."""
+_DEFAULTS = {
+    _TRIM_THRESHOLD: 128 << 10,
+    _TOP_PAD: 128 << 10,
+    _MMAP_THRESHOLD: 128 << 10,
+    _MMAP_MAX: 1 << 16,
+}
+_KEPT = {
+    _TRIM_THRESHOLD: (1 << 31) - 1,
+    _TOP_PAD: 64 << 20,
+    _MMAP_THRESHOLD: 32 << 20,
+    _MMAP_MAX: 0,
+}
+"""All blocks of a step lie in the heap, whose end is not returned: also those of 32 MiB and more,
+such as the fp32 gradient of an embedding table, which each micro-batch allocates anew."""
 
 
 def give_back_freed_memory() -> None:

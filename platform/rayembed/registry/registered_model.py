@@ -88,8 +88,7 @@ def connect(tracking_uri: str, *, made: bool = True) -> Any:
     if made and database is not None and not database.is_file():
         raise TrackingError(
             f"there is no MLflow database {str(database)!r}; name the MLflow that has the model "
-            "(sqlite:///path/to/mlflow.db or http://host:port) by --tracking-uri or the setting "
-            "tracking_uri, in Python by MLFLOW_TRACKING_URI, or name its storage: output="
+            "(sqlite:///path/to/mlflow.db, http://host:port): --tracking-uri, or in Python output="
         )
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     return open_client(tracking_uri)

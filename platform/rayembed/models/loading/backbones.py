@@ -4,7 +4,6 @@ check that weights are complete.
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from rayembed.assets.sentence_modules import is_own_format, no_pickled_objects
 from rayembed.config.backbone import BackboneConfig, DtypeSetting
 from rayembed.config.model import architecture_classes
 from rayembed.config.table import load
+from rayembed.display.quiet import without_loading_report
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.machine.hardware import auto_precision
 from rayembed.models.attention.short_texts import use_products
@@ -70,7 +70,7 @@ def load_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
     try:
         with (
             torch.random.fork_rng(devices=[]),
-            _without_loading_report(),
+            without_loading_report(),
             no_pickled_objects(folder),
         ):
             model, report = transformers.AutoModel.from_pretrained(
@@ -123,35 +123,6 @@ def check_not_quantised(parts: Mapping[str, Any]) -> None:
                 f"the weights of the {name} are quantised: such a model cannot be trained, "
                 "compressed or saved again; use the unquantised model that it was made from"
             )
-
-
-@contextmanager
-def _without_loading_report() -> Iterator[None]:
-    """Suppress transformers' progress bar, and its reports of weights that are left out on purpose
-    (heads, cut layers) or not covered by tensor parallelism.
-
-    Missing ones are refused here.
-    """
-    from transformers.utils import logging as transformers_logging
-
-    has_bar = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    names = ("transformers.modeling_utils", "transformers.distributed.tensor_parallel")
-    told = [logging.getLogger(name) for name in names]
-
-    def errors(record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.ERROR
-
-    # Not a level: each time one is set, Python empties the caches of all loggers, thousands here.
-    for logger in told:
-        logger.addFilter(errors)
-    try:
-        yield
-    finally:
-        for logger in told:
-            logger.removeFilter(errors)
-        if has_bar:
-            transformers_logging.enable_progress_bar()
 
 
 def empty_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:

@@ -149,7 +149,11 @@ class ParquetTables:
                 remove_file(self._path(table, name))
 
     def upsert(self, table: str, rows: pa.Table) -> None:
-        """Write rows into a file named by their ids, and remove these ids from other files."""
+        """Write rows into a file named by their ids, and remove these ids from other files.
+
+        Rows that a killed call replaces stand in two files until it is repeated; jobs use
+        `write_part`, which replaces one file.
+        """
         ids = rows["id"].to_pylist()
         name = f"rows-{xxhash.xxh3_128_hexdigest(repr(sorted(ids)).encode())}.parquet"
         self._rewrite(table, name, rows, ())
