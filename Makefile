@@ -75,12 +75,15 @@ papers: $(STAMP) ## which claims of the papers hold at a small size; ARGS="--hou
 PATHS := tests/distributed/test_hangs.py $(addprefix tests/unit/test_,$(addsuffix .py,training_host_waits \
   training_hangs import_circles platform_folder house_guides security_code quiet stopping))
 
+# Of a run that has `make paths` as well.
+ELSEWHERE := $(if $(WITHOUT_PATHS),$(addprefix --ignore=,$(PATHS)))
+
 test: $(STAMP) ## all tests
 	@export TESTS_PREPARED_FOR=$$$$; status=0; log=$$(mktemp); trap 'kill $$beside 2>/dev/null; rm -f "$$log"' EXIT; \
-	$(BIN)/python -m pytest $(DISTRIBUTED) $(CORES) $(ARGS) || status=$$?; \
+	$(BIN)/python -m pytest $(DISTRIBUTED) $(CORES) $(ELSEWHERE) $(ARGS) || status=$$?; \
 	$(BIN)/python -m pytest $(RUNTIMES) -n logical --maxprocesses 8 $(ARGS) || status=$$?; \
 	echo 'Beside the next ones: $(BESIDE); what they print follows at the end.'; \
-	nice $(BIN)/python -m pytest $(BESIDE) $(CORES) $(ARGS) > "$$log" 2>&1 & beside=$$!; \
+	nice $(BIN)/python -m pytest $(BESIDE) $(CORES) $(ELSEWHERE) $(ARGS) > "$$log" 2>&1 & beside=$$!; \
 	$(BIN)/python -m pytest $(SERIAL) $(ARGS) || status=$$?; \
 	wait $$beside || status=$$?; cat "$$log"; \
 	exit $$status

@@ -5,7 +5,8 @@ Wikipedia pairs (one sentence → the rest of its article), with all cores and i
 this CPU computes fast (bfloat16 where it has units for it, else float32):
 
 - `peer`: SentenceTransformerTrainer with MultipleNegativesRankingLoss, bfloat16 by autocast;
-- `bare`: our step in a plain loop with torch's AdamW; no Ray, no DeepSpeed, no plan;
+- `bare`: our step in a plain loop with torch's AdamW; no Ray, no DeepSpeed, no plan; in bfloat16
+  with the job's fp32 sums of gradients and fp32 weights, which small updates need;
 - `job`: the same stage as a job runs it in its own process: steps of a plan, DeepSpeed;
 - `ray`: the same on a Ray cluster of this machine, by Ray Train.
 
@@ -149,6 +150,7 @@ def bare(batch, steps):
     from rayembed.assets.resolver import resolve_model
     from rayembed.data.plan.step_batch import make_step_batch
     from rayembed.data.records import Record
+    from rayembed.machine.allocator import freed_memory_kept
     from rayembed.models.loading.build import build_model
     from rayembed.recipes.sample import MINILM
     from rayembed.training.contrastive.engine_module import EngineModule
@@ -158,21 +160,30 @@ def bare(batch, steps):
     run = make_run(Path("/nowhere"), batch, steps)
     model = build_model(run.model, resolve_model(MINILM), seed=0).train()
     weights = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=2e-5, fused=True)
+    for p in weights:
+        p.grad_dtype = torch.float32
+    masters = [torch.nn.Parameter(p.detach().float()) for p in weights]
+    optimizer = torch.optim.AdamW(masters, lr=2e-5, fused=True)
     passable = EngineModule(model)
     settings = StepSettings(MICRO_BATCH_TOKENS, run.placement.grad_cache, torch.device("cpu"))
     chosen, seconds = pairs(batch * steps), []
-    last = time.perf_counter()
-    for step in range(steps):
-        rows = chosen[step * batch : (step + 1) * batch]
-        records = [Record(str(i), q, (d,), "pairs") for i, (q, d) in enumerate(rows)]
-        made = make_step_batch(step, records, 0, model.tokenizer)
-        run_step(model, passable, lambda loss, _: loss.backward(), made, run.stages[0], settings)
-        torch.nn.utils.clip_grad_norm_(weights, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        seconds.append(time.perf_counter() - last)
+    with freed_memory_kept():
         last = time.perf_counter()
+        for step in range(steps):
+            rows = chosen[step * batch : (step + 1) * batch]
+            records = [Record(str(i), q, (d,), "pairs") for i, (q, d) in enumerate(rows)]
+            made = make_step_batch(step, records, 0, model.tokenizer)
+            run_step(
+                model, passable, lambda loss, _: loss.backward(), made, run.stages[0], settings
+            )
+            for p, master in zip(weights, masters, strict=True):
+                master.grad, p.grad = p.grad, None
+            torch.nn.utils.clip_grad_norm_(masters, 1.0)
+            optimizer.step()
+            with torch.no_grad():
+                torch._foreach_copy_(weights, masters)
+            seconds.append(time.perf_counter() - last)
+            last = time.perf_counter()
     return rate(seconds, batch)
 
 
@@ -227,8 +238,9 @@ def main():
     from rayembed.registry.provenance import cpu_summary
     from rayembed.training.train_function_on_ray import worker_environment
 
-    # The bare loop gets what the job's workers get: threads and allocator.
+    # The bare loop gets the job's threads.
     theirs = {**plain, **worker_environment(make_run(Path("/nowhere"), 64, 1).placement)}
+    theirs.pop("LD_PRELOAD", None)
     environments = {"bare": theirs}
     if args.busy:
         environments |= {side: {**plain, BUSY: "1"} for side in ("job", "ray")}
