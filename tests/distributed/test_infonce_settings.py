@@ -19,10 +19,12 @@ from rayembed.training.objective import StepSettings
 
 pytestmark = pytest.mark.distributed
 
+MADE = made_up_records(24)
 RECORDS = [
-    dataclasses.replace(record, positives=(*record.positives, f"answer {number // 2}"))
-    for number, record in enumerate(made_up_records(24))
-]
+    # Those of the first half know what rows of the second half train, which do not know of it.
+    dataclasses.replace(one, positives=(*one.positives, other.positives[0]))
+    for one, other in zip(MADE, MADE[12:], strict=False)
+] + MADE[12:]
 ALL = ["document_to_query", "query_to_query", "document_to_document"]
 LOSSES = {
     "directions": {"directions": ALL},

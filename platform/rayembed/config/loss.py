@@ -5,16 +5,13 @@ pure function of embeddings and targets. `docs/own_loss.md` adds one.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import PositiveInt
 
 from rayembed.config.settings import Settings
 from rayembed.config.table import SettingsTable
 from rayembed.config.types import Distinct, SmallPrecision
-
-if TYPE_CHECKING:
-    from rayembed.config.stage import BatchConfig
 
 Need = Literal["similarity", "teacher_scores", "teacher_vectors"]
 """Data that rows must have in addition to their texts: the graded similarity of query and document,
@@ -80,15 +77,17 @@ class LossConfig(Settings):
         """Whether other rows of the batch affect the loss of a row."""
         return True
 
-    def check_batch(self, batch: "BatchConfig") -> None:
+    def check_batch(self, in_batch_negatives: bool, num_negatives: int, num_positives: int) -> None:
         """Check that batches hold what the loss compares, and nothing that it does not read.
+
+        The arguments are the settings of the stage's `batch`.
 
         Raises:
             ValueError: they do not; the message begins after the name of the stage.
         """
-        if batch.num_positives > 1 and not self.takes_positives:
+        if num_positives > 1 and not self.takes_positives:
             raise ValueError(
-                f"batch.num_positives is {batch.num_positives}, but the loss {self.kind!r} reads "
+                f"batch.num_positives is {num_positives}, but the loss {self.kind!r} reads "
                 "one positive of a row; set batch.num_positives=1, or use the loss infonce"
             )
 

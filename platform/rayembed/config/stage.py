@@ -199,8 +199,11 @@ class StageConfig(Settings):
                 f"stage {self.name!r} has neither in-batch nor hard negatives, so its loss is "
                 "always zero; set batch.in_batch_negatives=true or batch.num_negatives above 0"
             )
+        batch = self.batch
         try:
-            self.loss.check_batch(self.batch)
+            self.loss.check_batch(
+                batch.in_batch_negatives, batch.num_negatives, batch.num_positives
+            )
         except ValueError as error:
             raise ValueError(f"stage {self.name!r}: {error}") from None
         if self.compatible_with is not None:

@@ -34,7 +34,7 @@ _BESIDE = {
 MERGED = "-merged-"
 """Stands between a stage and a share in the name of a mixture."""
 
-MEAN = 1.0
+AVERAGED = 1.0
 """Share that stands for the mean of a stage's last checkpoints."""
 
 
@@ -93,7 +93,7 @@ class ScoreKey:
             return self.model
         if self.share is not None:
             mixed = f"merged, {self.share:.0%} trained"
-            return "mean of the last checkpoints" if self.share == MEAN else mixed
+            return "mean of the last checkpoints" if self.share == AVERAGED else mixed
         return f"stage {stages.index(self.stage) + 1}: {self.stage}"
 
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rayembed.config.loss import Widths
-    from rayembed.config.stage import BatchConfig
     from rayembed.losses.contract import FurtherNegatives, Parameters
 
 SMALLEST_TEMPERATURE = 0.01
@@ -96,28 +95,28 @@ class WithInfoNCE(Contrastive):
             return self.initial_temperature
         return parameters[_LOG_TEMPERATURE].clamp(min=math.log(SMALLEST_TEMPERATURE)).exp()
 
-    def check_batch(self, batch: BatchConfig) -> None:
+    def check_batch(self, in_batch_negatives: bool, num_negatives: int, num_positives: int) -> None:
         """Check that there are other rows for the directions, hard negatives for their weight, and
         one positive where its direction has others.
 
         Raises:
             ValueError: there are not.
         """
-        super().check_batch(batch)
-        if self.directions and not batch.in_batch_negatives:
+        super().check_batch(in_batch_negatives, num_negatives, num_positives)
+        if self.directions and not in_batch_negatives:
             raise ValueError(
                 f"loss.directions={list(self.directions)} compares texts of different rows, but "
                 "batch.in_batch_negatives=false keeps rows apart; set it to true, or set "
                 "loss.directions=[]"
             )
         of_document = [one for one in self.directions if one != "query_to_query"]
-        if of_document and batch.num_positives > 1:
+        if of_document and num_positives > 1:
             raise ValueError(
                 f"loss.directions={of_document} compares the positive of a row, but "
-                f"batch.num_positives is {batch.num_positives}; set it to 1, or leave "
+                f"batch.num_positives is {num_positives}; set it to 1, or leave "
                 "query_to_query alone in loss.directions"
             )
-        if self.marks_hard_negatives and not batch.num_negatives:
+        if self.marks_hard_negatives and not num_negatives:
             raise ValueError(
                 "loss.hardness.of=hard weighs hard negatives, but batch.num_negatives is 0; set it "
                 "above 0, or set loss.hardness.of=all"

@@ -59,8 +59,7 @@ class PlanConfig:
     columns: tuple[str, ...] = ()
     """Columns of `parts.OPTIONAL` that the stage's loss needs; see `columns_for`."""
     teachers: tuple[str, ...] = ()
-    """Names of the folders with vectors of the rows' texts, one of each of the stage's teachers;
-    see `vectors.store`."""
+    """Names of the folders with vectors of texts, one of each of the stage's teachers."""
     num_positives: int = 1
     """Positives that a place of a row trains, from that of its turn on."""
 

@@ -12,12 +12,13 @@ from typing import Any, Literal
 import torch
 
 from rayembed.assets.sentence_modules import is_own_format, no_pickled_objects
-from rayembed.config.backbone import BackboneConfig, DtypeSetting, RopeConfig
+from rayembed.config.backbone import BackboneConfig, DtypeSetting
 from rayembed.config.model import architecture_classes
 from rayembed.config.table import load
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.machine.hardware import auto_precision
 from rayembed.models.attention.short_texts import use_products
+from rayembed.models.loading.rope import set_rope
 
 logger = logging.getLogger(__name__)
 
@@ -375,36 +376,8 @@ def set_dropout(settings: Any, config: BackboneConfig) -> None:
             setattr(settings, name, value)
 
 
-def set_rope(settings: Any, rope: RopeConfig) -> None:
-    """Write base and scaling of rotary position embeddings into a transformers configuration, in
-    place; twice is as once.
-
-    Raises:
-        ConfigError: the family has no rotary position embeddings.
-    """
-    parameters = getattr(settings, "rope_parameters", None)
-    if not parameters:
-        raise ConfigError(
-            f"model.backbone.rope is set, but models of the family {settings.model_type!r} have "
-            "no rotary position embeddings; set it to null, or use another backbone"
-        )
-    # Families whose layers are of several types have those of each.
-    whole = dict(parameters.get("full_attention", parameters))
-    if rope.base is not None:
-        whole["rope_theta"] = rope.base
-    if rope.factor > 1:
-        first = whole.get("original_max_position_embeddings", settings.max_position_embeddings)
-        whole |= {"rope_type": rope.scaling, "factor": rope.factor}
-        whole["original_max_position_embeddings"] = first
-        settings.max_position_embeddings = round(first * rope.factor)
-    by_layer = "full_attention" in parameters
-    settings.rope_parameters = {**parameters, "full_attention": whole} if by_layer else whole
-
-
 def attention_dropout(settings: Any) -> float:
-    """Return the dropout of attention probabilities in a transformers configuration; 0 if it has
-    none.
-    """
+    """Return the dropout of attention probabilities of a configuration; 0 if it has none."""
     return max(float(getattr(settings, name, 0.0) or 0.0) for name in _ATTENTION_DROPOUT)
 
 

@@ -7,7 +7,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -83,7 +83,11 @@ def merge_models(
     last = load_model(folders[-1], dtype=saved_dtype(folders[-1]))
     last.load_state_dict(merged)
     last.save(output, instructions=saved_instructions(folders[-1], last.config))
-    made_of = {"method": method, "models": list(references), "shares": list(shares)}
+    made_of: dict[str, Any] = {
+        "method": method,
+        "models": list(references),
+        "shares": list(shares),
+    }
     if method in _OF_CHANGES:
         made_of["density"] = density
     (output / MERGE_FILE).write_text(json.dumps(made_of, indent=2) + "\n")

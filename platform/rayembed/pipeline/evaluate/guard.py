@@ -18,7 +18,7 @@ from rayembed.config.run_evaluation import GuardConfig, own_sets_of
 from rayembed.display.progress import doing
 from rayembed.display.tables import Table
 from rayembed.evaluation.score import ModelScores, gain
-from rayembed.evaluation.tables import MEAN, MERGED, UNTRAINED, ScoreKey
+from rayembed.evaluation.tables import AVERAGED, MERGED, UNTRAINED, ScoreKey
 from rayembed.models.saving.export import read_compression, write_compression
 from rayembed.models.saving.merge import Method, merge_models
 from rayembed.pipeline.evaluate.last_checkpoints import can_average, save_mean
@@ -87,7 +87,7 @@ class Judged:
         """Name for readers: `trained`, or the share of the trained model in a mixture, `75 %`."""
         if self.key.share is None:
             return "trained"
-        return "checkpoints" if self.key.share == MEAN else f"{100 * self.key.share:g} %"
+        return "checkpoints" if self.key.share == AVERAGED else f"{100 * self.key.share:g} %"
 
     def in_general(self) -> str:
         """Format the general gain, followed by the tasks that lose most: `+0.009; but Topics
@@ -254,7 +254,7 @@ def mixtures(
     keys = [ScoreKey(last, share=share) for share in guard.mixed]
     variants = [Variant(key.model, partial(make, key)) for key in keys]
     if guard.averages and can_average(guard.last_checkpoints or 0, folders.stage(last)):
-        key = ScoreKey(last, share=MEAN)
+        key = ScoreKey(last, share=AVERAGED)
         variants.append(Variant(key.model, partial(average, key)))
     scored = score_all(variants, lambda _, key: scorer.score(key))
     return {one.made: one.result for one in scored if one.result is not None}
