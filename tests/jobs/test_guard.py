@@ -2,12 +2,14 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import mlflow
 import numpy as np
 import pytest
 from own_pairs import own_run
+from safetensors.torch import load_file
 
 import rayembed
 from rayembed.api.training import Trained
@@ -16,6 +18,7 @@ from rayembed.evaluation.tables import UNTRAINED
 from rayembed.models.loading.load import load_model
 from rayembed.models.saving.merge import MERGE_FILE
 from rayembed.pipeline.run.train import train
+from rayembed.training.checkpoints.checkpoint import Checkpoint, read_position
 
 pytestmark = pytest.mark.job
 
@@ -97,6 +100,31 @@ def test_the_kept_model_is_the_registered_one_and_another_share_is_taken_without
     whole = train(override(run, ["evaluation.guard.take=1"]))
     assert whole.model_folder.endswith("/finetune")
     assert whole.verdict.summary.startswith("trained: own ")
+
+
+def test_ties_and_the_mean_of_the_last_checkpoints_are_candidates(tmp_path):
+    guard = "{most_loss: 1.0, shares: [0.5], method: ties, density: 0.5, last_checkpoints: 2}"
+    changes = ["stages.finetune.checkpoint_every_steps=2", "placement.keep_states=true"]
+    run = override(guarded(tmp_path, guard), changes)
+    outcome = train(run)
+    mean = "mean of the last checkpoints"
+    assert list(outcome.table.rows)[2:] == ["merged, 50% trained", mean]
+    assert [one.name for one in outcome.verdict.judged] == ["trained", "50 %", "checkpoints"]
+    folder = tmp_path / "outputs" / "runs" / "own" / "finetune"
+    places = sorted(path for path in (folder / "train").glob("step-*") if path.is_dir())
+    assert len(places) == 2
+    weights = [Checkpoint(at, read_position(str(at))).weights() for at in places]
+    made = load_file(folder / "mean-of-2.safetensors")
+    assert set(made) == set(weights[0])
+    for name, value in made.items():
+        np.testing.assert_allclose(value, (weights[0][name] + weights[1][name]) / 2, atol=1e-6)
+    moved = max((weights[0][name] - weights[1][name]).abs().max() for name in made)
+    assert moved > 1e-4
+    for place in places:
+        shutil.rmtree(place)  # as a finished run removes them
+    again = train(run)
+    assert again.verdict.summary == outcome.verdict.summary
+    assert again.table.rows[mean] == outcome.table.rows[mean]
 
 
 def test_of_a_model_that_is_no_better_the_start_is_kept(tmp_path, capsys):

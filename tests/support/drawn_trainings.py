@@ -81,6 +81,7 @@ ARCHITECTURES = {
 }
 """Name → settings, folder of pretrained parts, further settings, layers that LoRA may adapt."""
 
+DIRECTIONS = ("document_to_query", "query_to_query", "document_to_document")
 LOSSES = (
     {"kind": "infonce", "temperature": 0.1},
     {"kind": "infonce", "temperature": 0.1, "dimensions": [16]},
@@ -92,6 +93,11 @@ LOSSES = (
     {"kind": "similarity_distillation"},
     {"kind": "infonce", "temperature": 0.1, "spread_out": 0.5},
     {"kind": "cosent"},
+    {"temperature": 0.1, "directions": [*DIRECTIONS], "dimensions": [16]},
+    {"temperature": 0.1, "directions": ["document_to_query"], "partition": "per_direction"},
+    {"temperature": 0.1, "hardness": {}, "focal": 0.5, "learnt_temperature": True},
+    {"temperature": 0.1, "false_negatives": {"by": "own", "margin": 0.1}},
+    {"kind": "margin_mse", "directions": ["query_to_query"], "learnt_temperature": True},
 )
 SCHEDULES = ("linear", "cosine", "constant", {"kind": "wsd", "decay_share": 0.5})
 
@@ -160,7 +166,9 @@ def draw_training(seed: int, architecture: str | None = None) -> Training:
     elif modules:
         model["lora"] = None
     loss = draw.choice(LOSSES)
-    graded, own = loss["kind"] == "cosent", draw.random() < 0.2
+    kind = loss.get("kind", "infonce")
+    graded, own = kind == "cosent", draw.random() < 0.2 and "directions" not in loss
+    several = kind == "infonce" and "directions" not in loss and draw.random() < 0.3
     optimizer = {
         "kind": draw.choice(("adamw", "adamw", "muon")),
         "learning_rate": 0.01,
@@ -180,12 +188,13 @@ def draw_training(seed: int, architecture: str | None = None) -> Training:
             "global_pairs": PAIRS,
             "num_negatives": 0 if graded else NEGATIVES,
             "in_batch_negatives": not graded and not own,
+            "num_positives": 3 if several else 1,
         },
         "loss": loss,
         "optimizer": optimizer,
         "steps": STEPS,
     }
-    if loss["kind"] in ("vector_distillation", "similarity_distillation"):
+    if kind in ("vector_distillation", "similarity_distillation"):
         stage["teachers"] = [{"teacher": "five"}, {"teacher": "eight"}]
     in_batch = tuple(draw.random() < 0.8 for _ in range(sets))
     return Training(f"training-{seed}", name, model, stage, in_batch, seed)
@@ -272,7 +281,7 @@ def distance(found: dict[str, Any], plain: dict[str, Any]) -> float:
 def describe(run: Run) -> str:
     """A run in one line, with the seeds that draw it again."""
     training, ways = run.training, f" then, after step {run.stops}, ".join(map(str, run.ways))
-    kinds = [training.stage[name]["kind"] for name in ("loss", "optimizer")]
+    kinds = [str(training.stage["loss"]), training.stage["optimizer"]["kind"]]
     return f"{run.name} of {training.name} ({', '.join([training.architecture, *kinds])}): {ways}"
 
 

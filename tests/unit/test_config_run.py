@@ -52,9 +52,9 @@ def changeable(run: Run) -> Run:
     return parse(Run, values)
 
 
-ALLOWED = {"min_workers": 1, "decay_steps": 10**6, "gpu": "H100"}
+ALLOWED = {"min_workers": 1, "decay_steps": 10**6, "gpu": "H100", "rope": {"base": 1e6}}
 """Values of settings that take few: not more workers than there are, no earlier step than the last,
-a GPU that is known."""
+a GPU that is known, a base or a factor."""
 
 
 OF_LOSSES = {"loss_learning_rate": "siglip", "teachers": "similarity_distillation"}
@@ -92,6 +92,10 @@ def changed(run: Run, leaf) -> Run:
         put(values, leaf.path, ALLOWED[leaf.path[-1]])
     if leaf.path[-1] in OF_LOSSES:
         put(values, (*leaf.path[:2], "loss"), OF_LOSSES[leaf.path[-1]])
+    if leaf.path[-1] in ("directions", "partition"):  # of rows that are compared with each other
+        put(values, (*leaf.path[:2], "batch", "in_batch_negatives"), True)
+    if leaf.path[-1] == "partition":
+        put(values, (*leaf.path[:-1], "directions"), ["document_to_query"])
     if leaf.path[-1] == "frozen":  # then it has no adapters
         put(values, (*leaf.path[:-1], "lora"), None)
     if leaf.path[-1] == "expert_parallel":  # workers that share the experts out

@@ -100,6 +100,31 @@ def test_a_step_trains_the_positive_of_its_turn_and_knows_the_others(tmp_path: P
             assert {*own.not_negative_hash[0].tolist()} <= known
 
 
+@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_several_positives_at_once_are_those_from_the_turn_on(number, epochs, tmp_path):
+    rows = [record(i) for i in range(40)]
+    plan = plan_of(tmp_path, rows, epochs=epochs, num_positives=number)
+    trained, drawn = collections.defaultdict(set), set()
+    for step in range(plan.num_steps):
+        records = plan.read(step)
+        batch = PairSteps(plan, ToyTokenizer(), num_positives=number)(step)
+        for one, further in zip(records, batch.further_positives, strict=True):
+            trained[one.id] |= {*one.positives[:number]}
+            drawn.add(one.id)
+            assert (further >= 0).sum() == min(number, len(one.positives)) - 1
+    assert plan.manifest["datasets"]["d"]["positives"] == {
+        "all": sum(len(rows[int(name[2:])].positives) for name in drawn),
+        "trained": sum(map(len, trained.values())),
+    }
+    told = [line for line in plan_warnings(plan) if "positives" in line]
+    assert all(f"A row trains {number} of them" in line for line in told)
+    assert bool(told) == (number + epochs - 1 < max(POSITIVES))
+    assert plan.manifest["num_positives"] == number
+    (tmp_path / "one").mkdir()
+    assert "num_positives" not in plan_of(tmp_path / "one", rows, epochs=epochs).manifest
+
+
 def test_a_positive_that_nothing_scored_has_no_score(tmp_path: Path) -> None:
     rows = [record(i, scored=False) for i in range(40)]
     plan = plan_of(tmp_path, rows, epochs=2)

@@ -188,9 +188,8 @@ def test_graded_pairs_are_compared_in_each_number_type():
     vectors = functional.normalize(given, dim=1)
     similarity = torch.linspace(0, 1, PAIRS)
     none = torch.empty(0)
-    targets = Targets(
-        torch.arange(PAIRS), torch.arange(PAIRS, 2 * PAIRS), none, none, similarity, none, none
-    )
+    pairs = torch.arange(PAIRS), torch.arange(PAIRS, 2 * PAIRS)
+    targets = Targets(*pairs, none, none, similarity, none, none, none)
     loss = pairwise_loss(vectors, None, targets, config, {})
     expected = torch.zeros(())
     for width in (8, 4):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rayembed.errors import ConfigError
-from rayembed.models.saving.merge import check_shares, merge
+from rayembed.models.saving.merge import check_density, check_shares, merge
 
 
 def weights(*values, places=(1, 2)):
@@ -57,6 +57,55 @@ def test_directions_without_an_arc_are_merged_in_a_line(other):
     torch.testing.assert_close(found, (weights(2.0, 0.0)["w"] + other["w"]) / 2)
 
 
+def test_ties_of_three_changes_by_hand():
+    """The largest four of ten changes of each model stay, and the elected sign has the mean."""
+    base = {"a": torch.zeros(4), "b": torch.ones(2, 3)}
+    changes = [
+        {"a": [5.0, -4.0, 0.1, 0.0], "b": [[0.1, 0.2, -3.0], [2.0, 0.0, 0.0]]},
+        {"a": [-1.0, -6.0, 0.1, 3.0], "b": [[0.1, 0.2, 0.3], [4.0, 0.0, 0.5]]},
+        {"a": [2.0, 7.0, 0.1, 3.0], "b": [[0.1, 0.2, -1.0], [0.0, 0.0, 0.5]]},
+    ]
+    models = [{n: base[n] + torch.tensor(value) for n, value in one.items()} for one in changes]
+    found = merge("ties", [base, *models], (0.5, 0.5, 0.5), 0.4)
+    # Kept: 5 -4 . . | . . -3 2 . ., -1 -6 . 3 | . . . 4 . ., 2 7 . 3 | . . -1 . . .
+    apart = torch.tensor([3.5, -5.0, 0.0, 3.0]), torch.tensor([[0, 0, -2.0], [3.0, 0, 0]])
+    torch.testing.assert_close(found["a"], 1.5 * apart[0])
+    torch.testing.assert_close(found["b"], 1 + 1.5 * apart[1])
+
+
+def test_ties_that_keeps_all_of_one_model_is_its_line():
+    models = [weights(1.0, 4.0), weights(2.0, 1.0)]
+    line = merge("task_arithmetic", models, (0.3,))["w"]
+    torch.testing.assert_close(merge("ties", models, (0.3,), 1.0)["w"], line)
+    torch.testing.assert_close(merge("dare", models, (0.3,), 1.0)["w"], line)
+    largest = merge("ties", models, (0.3,), 0.5)["w"]
+    torch.testing.assert_close(largest, torch.tensor([1.0, 4.0 - 0.9]))
+
+
+def test_dare_keeps_a_random_part_and_the_mean_of_the_changes():
+    draw = torch.Generator().manual_seed(0)
+    base = {"w": torch.randn(100, 100, generator=draw), "v": torch.zeros(10_000)}
+    models = [{n: value + 1 + k for n, value in base.items()} for k in range(2)]
+    found = merge("dare", [base, *models], (0.5, 0.25), 0.2)
+    again = merge("dare", [base, *models], (0.5, 0.25), 0.2)
+    of_w, of_v = (found["w"] - base["w"]).flatten(), found["v"]
+    assert torch.equal(found["w"], again["w"])
+    for apart in (of_w, of_v):
+        # Either model's change is there, five times as large, or none: 0, 2.5, 2.5, 5.
+        assert set(apart.round(decimals=3).tolist()) == {0.0, 2.5, 5.0}
+        assert (apart == 0).float().mean().item() == pytest.approx(0.64, abs=0.03)
+        assert apart.mean().item() == pytest.approx(1.0, abs=0.05)
+    assert not torch.equal(of_w.round(decimals=3), of_v.round(decimals=3))
+
+
+def test_a_density_is_checked():
+    with pytest.raises(ConfigError, match=r"density=0\.5 has no effect.*'linear'"):
+        check_density("linear", 0.5)
+    with pytest.raises(ConfigError, match=r"above 0 and at most 1, but is 1\.5"):
+        check_density("ties", 1.5)
+    assert check_density("dare", None) == 0.2
+
+
 def test_sums_of_bfloat16_are_taken_in_float32():
     models = [{"w": torch.full((1,), 1 + i / 128).bfloat16()} for i in (0, 1)]
     found = merge("linear", models, (0.5, 0.5))["w"]
@@ -73,6 +122,7 @@ def test_sums_of_bfloat16_are_taken_in_float32():
         ("linear", 2, (0.5, 0.6), "must sum to 1, but sum to 1.1"),
         ("slerp", 2, (1.5,), "must be between 0 and 1, but is 1.5"),
         ("task_arithmetic", 2, (0.5, 0.5), "after the base, which comes first"),
+        ("ties", 3, (0.5,), "after the base, which comes first"),
     ],
 )
 def test_wrong_shares_are_refused(method, number, shares, words):

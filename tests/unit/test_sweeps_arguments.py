@@ -181,3 +181,30 @@ def test_the_job_prints_errors_without_a_traceback(tmp_path):
 def test_a_shell_completes_the_schedulers(capsys):
     assert print_completion(["bash"]) == 0
     assert "asha" in capsys.readouterr().out
+
+
+def test_leaving_one_out_compares_each_data_set_by_tasks_of_all_runs():
+    sweep = sweep_of("--leave-one-out", "--set", "seed=grid(0, 1)")
+    whole, *without = sweep.runs.values()
+    names = [dataset.name for dataset in whole.used_datasets]
+    assert list(sweep.runs) == ["all data sets", *(f"without {name}" for name in names)]
+    for name, run in zip(names, without, strict=True):
+        assert [d.name for d in run.used_datasets] == [other for other in names if other != name]
+    tasks = {own.name for own in whole.evaluation.own_sets}
+    assert tasks
+    assert sweep.metric.weights == dict.fromkeys(tasks, 1.0)
+    assert metric_source(sweep) == "evaluation"
+    assert len(known_trials(sweep)) == 2 * (1 + len(names))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "evaluation.own_sets=[]"], "needs tasks that all runs are scored on"),
+        (["--recipe", "biencoder"], "has the single data set 'pairs', and nothing is left"),
+    ],
+)
+def test_leaving_one_out_is_refused_where_nothing_can_be_compared(arguments, message):
+    pairs = ("--set", "data.datasets.pairs.source.path=x") if "--recipe" in arguments else ()
+    with pytest.raises(ConfigError, match=message):
+        sweep_of("--leave-one-out", *arguments, *pairs)

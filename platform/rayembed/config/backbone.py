@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rayembed.config.settings import Settings
 from rayembed.config.types import ModelReference
@@ -17,6 +17,33 @@ elsewhere; resolved once, when a run begins, and written into its `run.yaml` (se
 Tf32 = Literal["tf32"]
 """float32 whose products a GPU computes from ten bits of each mantissa (TF32, from compute
 capability 8.0 on); elsewhere float32."""
+
+
+class RopeConfig(Settings):
+    """Settings of rotary position embeddings (RoPE, arXiv 2104.09864) for long texts.
+
+    A pair of components i of d turns by the angle position · base^(-2i/d). The trained model is
+    saved with them.
+    """
+
+    base: PositiveFloat | None = None
+    """θ, the base of the frequencies; None: the pretrained model's. A larger one turns slower, for
+    longer texts than those of pretraining (arXiv 2309.16039)."""
+    scaling: Literal["linear", "yarn"] = "yarn"
+    """Scaling of the frequencies by `factor`. `linear`: all are divided (position interpolation,
+    arXiv 2306.15595). `yarn`: low ones are divided, high ones stay, and attention is sharpened
+    (arXiv 2309.00071)."""
+    factor: float = Field(default=1.0, ge=1.0)
+    """Ratio of the longest text to that of pretraining; 1: no scaling."""
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> "RopeConfig":
+        if self.base is None and self.factor == 1:
+            raise ValueError(
+                "rope has no effect without base and with factor=1; set rope.base, or rope.factor "
+                "above 1, or rope=null"
+            )
+        return self
 
 
 class BackboneConfig(Settings):
@@ -39,6 +66,10 @@ class BackboneConfig(Settings):
 
     hidden_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Dropout of hidden states, if the architecture has such a setting (BERT-like encoders)."""
+
+    rope: RopeConfig | None = Field(default=None, exclude_if=lambda it: it is None)
+    """Base and scaling of rotary position embeddings; None: the pretrained model's. Layers with a
+    sliding window keep theirs. Not for `nomic-moe`."""
 
 
 class LoraConfig(Settings):

@@ -49,15 +49,21 @@ class LossConfig(Settings):
 
     takes_candidates: ClassVar[bool] = True
     """Whether a query is compared with documents besides its positive, which must then exist."""
+    takes_positives: ClassVar[bool] = False
+    """Whether the loss reads `Candidates.further_positives`."""
     row_blocks: ClassVar[bool] = False
     """Whether a row's loss does not depend on other rows' queries, so that blocks of rows are
     computed separately."""
-    parameter_names: ClassVar[tuple[str, ...]] = ()
-    """Names of the loss's trained parameters, which can depend on the widths; most losses have
-    none.
 
-    They have a group of their own in the optimiser (`optimizer.loss_learning_rate`), stand in
-    checkpoints, start anew in each stage and are no part of the trained model."""
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """Names of the loss's trained parameters, which can depend on the widths; most losses have
+        none.
+
+        They have a group of their own in the optimiser (`optimizer.loss_learning_rate`), stand in
+        checkpoints, start anew in each stage and are no part of the trained model.
+        """
+        return ()
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -70,6 +76,20 @@ class LossConfig(Settings):
     def reads_in_batch(self) -> bool:
         """Whether other rows of the batch affect the loss of a row."""
         return True
+
+    def check_batch(self, in_batch_negatives: bool, num_negatives: int, num_positives: int) -> None:
+        """Check that batches hold what the loss compares, and nothing that it does not read.
+
+        The arguments are the settings of the stage's `batch`.
+
+        Raises:
+            ValueError: they do not; the message begins after the name of the stage.
+        """
+        if num_positives > 1 and not self.takes_positives:
+            raise ValueError(
+                f"batch.num_positives is {num_positives}, but the loss {self.kind!r} reads "
+                "one positive of a row; set batch.num_positives=1, or use the loss infonce"
+            )
 
     def initial_parameters(self, widths: Widths) -> dict[str, Any]:
         """Initial float32 tensors of the loss's `parameter_names`, in their order; the same in

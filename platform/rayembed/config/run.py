@@ -83,7 +83,8 @@ class Run(NamedRun):
             check_negatives(stage, [datasets[name] for name in stage.datasets])
         self._check_held_out()
         if self.evaluation.guard is not None:
-            check_guard(self.evaluation.guard, self.evaluation, bool(self.held_out_datasets))
+            kept, holds_out = self.placement.keep_checkpoints, bool(self.held_out_datasets)
+            check_guard(self.evaluation.guard, self.evaluation, holds_out, kept)
         # Steps of epochs are known only when records are estimated or counted.
         if all(stage.epochs is None for stage in self.stages):
             self.check_choice()

@@ -167,10 +167,16 @@ class GuardConfig(Settings):
 
     shares: Distinct[_Share] = (0.75, 0.5, 0.25)
     """Shares of the trained model in the mixtures."""
-    method: Literal["linear", "slerp"] = "linear"
+    method: Literal["linear", "slerp", "ties", "dare"] = "linear"
     """Method of mixing weights with those before training, θ₀. `linear`: θ₀ + share · (θ - θ₀)
     (WiSE-FT, arXiv 2109.01903; task arithmetic of one task). `slerp`: along the arc between them,
-    tensor by tensor."""
+    tensor by tensor. `ties`: as `linear`, of the largest changes alone (arXiv 2306.01708). `dare`:
+    as `linear`, of a random part of the changes, scaled up (arXiv 2311.03099)."""
+    density: float | None = Field(default=None, gt=0.0, le=1.0, exclude_if=lambda it: it is None)
+    """Share of the changes that `ties` and `dare` keep; None: 0.2."""
+    last_checkpoints: int | None = Field(default=None, ge=2, exclude_if=lambda it: it is None)
+    """Number of the last stage's last checkpoints whose mean is one more candidate (arXiv
+    2209.14981); `placement.keep_checkpoints` must be as high. None: no such candidate."""
     own_sets: Distinct[str] | None = None
     """Names of the `evaluation.own_sets` that count as own data; None: all but those of a sample
     (`sample://…`), which benchmarks are made of."""
@@ -181,6 +187,15 @@ class GuardConfig(Settings):
     """Share of the trained model to keep regardless of the scores, 1 being the trained model
     itself; None: the scores decide. A run that is done takes it without training again."""
 
+    @model_validator(mode="after")
+    def _density_is_read(self) -> "GuardConfig":
+        if self.density is not None and self.method not in ("ties", "dare"):
+            raise ValueError(
+                f"density={self.density:g} has no effect, because the method {self.method!r} keeps "
+                "all changes; set density=null, or method to ties or dare"
+            )
+        return self
+
     @property
     def mixed(self) -> tuple[float, ...]:
         """Shares of the trained model in the mixtures to make: the configured candidates, or only
@@ -189,6 +204,11 @@ class GuardConfig(Settings):
         if self.take is None:
             return self.shares
         return (self.take,) if self.take < 1 else ()
+
+    @property
+    def averages(self) -> bool:
+        """Whether the mean of checkpoints is a candidate."""
+        return self.take is None and self.last_checkpoints is not None
 
 
 class Reranker(CrossEncoder):
@@ -250,7 +270,8 @@ class EvaluationConfig(Scores):
     @property
     def num_mixtures(self) -> int:
         """Number of mixtures that the guard makes and scores."""
-        return 0 if self.guard is None else len(self.guard.mixed)
+        guard = self.guard
+        return 0 if guard is None else len(guard.mixed) + guard.averages
 
 
 def own_sets_of(guard: GuardConfig, evaluation: EvaluationConfig) -> tuple[str, ...]:
@@ -260,15 +281,25 @@ def own_sets_of(guard: GuardConfig, evaluation: EvaluationConfig) -> tuple[str, 
     return tuple(s.name for s in evaluation.own_sets if not s.path.startswith(SAMPLE))
 
 
-def check_guard(guard: GuardConfig, evaluation: EvaluationConfig, holds_out: bool) -> None:
-    """Check that the guard has own data on which to compare models.
+def check_guard(
+    guard: GuardConfig, evaluation: EvaluationConfig, holds_out: bool, kept: int
+) -> None:
+    """Check that the guard has own data on which to compare models, and the checkpoints that it
+    averages.
 
     Args:
         holds_out: whether a data set of the run holds a part out.
+        kept: number of checkpoints that the run keeps.
 
     Raises:
         ValueError: there is not; the message says what to set.
     """
+    if guard.last_checkpoints is not None and guard.last_checkpoints > kept:
+        raise ValueError(
+            f"evaluation.guard.last_checkpoints is {guard.last_checkpoints}, but the run keeps "
+            f"{kept} checkpoints; set placement.keep_checkpoints={guard.last_checkpoints}, or "
+            "lower last_checkpoints"
+        )
     if not evaluation.before_training:
         raise ValueError(
             "evaluation.guard compares with the model before training; set "

@@ -38,6 +38,9 @@ class BatchConfig(Settings):
     num_negatives: int = Field(default=0, ge=0)
     """Hard negatives for each query, mined or from the rows; shorter lists are padded and masked,
     and counted during preparation. 0: none."""
+    num_positives: PositiveInt = Field(default=1, exclude_if=lambda it: it == 1)
+    """Positives of a query that a step trains at once, as far as its row has them (`infonce`). A
+    row with fewer trains all of its; 1: one at a time, in turn."""
     in_batch_negatives: bool
     """Whether other queries' documents count as negatives (stage 1 of NV-Embed: yes)."""
 
@@ -196,6 +199,13 @@ class StageConfig(Settings):
                 f"stage {self.name!r} has neither in-batch nor hard negatives, so its loss is "
                 "always zero; set batch.in_batch_negatives=true or batch.num_negatives above 0"
             )
+        batch = self.batch
+        try:
+            self.loss.check_batch(
+                batch.in_batch_negatives, batch.num_negatives, batch.num_positives
+            )
+        except ValueError as error:
+            raise ValueError(f"stage {self.name!r}: {error}") from None
         if self.compatible_with is not None:
             check_compatible(self.name, self.compatible_with, self.loss, self.teachers)
         self._check_teachers()

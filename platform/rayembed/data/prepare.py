@@ -89,6 +89,7 @@ def prepare(
             temperature=stage.batch.temperature,
             columns=columns_for(stage.loss),
             teachers=tuple(file_name(store.folder) for store in stores),
+            num_positives=stage.batch.num_positives,
         )
         inputs = {name: prepared[name].fingerprint for name in stage.datasets}
         named = fingerprint({**config.values(), "inputs": inputs, "code": CODE_VERSION})

@@ -34,6 +34,9 @@ _BESIDE = {
 MERGED = "-merged-"
 """Stands between a stage and a share in the name of a mixture."""
 
+AVERAGED = 1.0
+"""Share that stands for the mean of a stage's last checkpoints."""
+
 
 @dataclass(frozen=True)
 class ScoreKey:
@@ -52,7 +55,8 @@ class ScoreKey:
     without_context: bool = False
     """Whether a contextual model embeds behind its null token."""
     share: float | None = None
-    """Share of the stage's model in a mixture with the untrained one; None: it is no mixture."""
+    """Share of the stage's model in a mixture with the untrained one; 1: the mean of the stage's
+    last checkpoints; None: it is no mixture."""
     beside: str = ""
     """Name of a row that is made of the model's search: `hybrid`, with BM25, or reranked."""
 
@@ -88,7 +92,8 @@ class ScoreKey:
         if self.stage is None:
             return self.model
         if self.share is not None:
-            return f"merged, {self.share:.0%} trained"
+            mixed = f"merged, {self.share:.0%} trained"
+            return "mean of the last checkpoints" if self.share == AVERAGED else mixed
         return f"stage {stages.index(self.stage) + 1}: {self.stage}"
 
 

@@ -139,7 +139,13 @@ class Columns:
         return ~out[:, self.place] & (self.text != NONE)
 
 
-def batch_candidates(rows: Rows, not_negatives: Tensor, columns: Columns, first_row: int) -> Tensor:
+def batch_candidates(
+    rows: Rows,
+    not_negatives: Tensor,
+    columns: Columns,
+    first_row: int,
+    allowed: Tensor | None = None,
+) -> Tensor:
     """(b, N) bool mask of the documents of the batch that count as candidates of these rows'
     queries.
 
@@ -154,6 +160,7 @@ def batch_candidates(rows: Rows, not_negatives: Tensor, columns: Columns, first_
         rows: one after the other in the batch.
         not_negatives: (b, P), as in `own_candidates`; of these rows only.
         first_row: place of the first of these rows among all G rows.
+        allowed: (b, N) bool, further documents that are left out are False; None: no further ones.
     """
     row = torch.arange(len(rows.query), device=rows.query.device) + first_row
     query, label = rows.query.unsqueeze(1), rows.label.unsqueeze(1)
@@ -162,10 +169,32 @@ def batch_candidates(rows: Rows, not_negatives: Tensor, columns: Columns, first_
     others &= (label == NONE) | (columns.is_positive & (label != columns.label))
     others &= query != columns.text
     mask = (own | others) & columns.without(not_negatives)
+    if allowed is not None:
+        mask &= allowed
     mask |= own & columns.is_positive
     if len(columns.repeated):
         mask[:, columns.repeated] = _first_of_run(mask[:, columns.repeated], columns.begins)
     return mask
+
+
+def listed(lists: Tensor, texts: Tensor) -> Tensor:
+    """(L, T) bool mask of the `texts` (T,) that stand in each of the `lists` (L, P) of hashes.
+
+    Of a missing text, whose hash is 0, it is False.
+    """
+    ordered, last = texts.sort().values, len(texts)
+    places = torch.searchsorted(ordered, lists.contiguous()).clamp(max=last - 1)
+    there = ordered[places] == lists
+    out = torch.zeros(len(lists), last + 1, dtype=torch.bool, device=texts.device)
+    out.scatter_(1, torch.where(there, places, last), True)
+    return out[:, torch.searchsorted(ordered, texts)] & (texts != NONE)
+
+
+def hard_negatives(rows: Rows, columns: Columns) -> Tensor:
+    """(b, N) bool mask of the documents whose text is a hard negative of the row, in whichever row
+    it stands.
+    """
+    return ~columns.without(rows.negatives) & (columns.text != NONE)
 
 
 def own_documents(rows: Rows) -> Tensor:

@@ -27,14 +27,20 @@ if TYPE_CHECKING:
     """Values of a loss's parameters by name, float32."""
 
 
-class FalseNegatives(Settings):
-    """Rule that excludes candidate documents that a teacher scores above the positive."""
+Direction = Literal["document_to_query", "query_to_query", "document_to_document"]
+"""Pairs of texts of different rows that a loss can push apart, besides query and document."""
 
-    by: Literal["mining", "teachers"] = "mining"
+
+class FalseNegatives(Settings):
+    """Rule that excludes candidate documents that score above the positive."""
+
+    by: Literal["mining", "teachers", "own"] = "mining"
     """Source of the scores. `mining`: those that mining stored of a query's own hard negatives, by
     the cross-encoder where it rescored; a document without a score stays. `teachers`: cosines of
     the stage's `teachers`, of all candidates that the batch has for a query, other rows' positives
-    and negatives among them (GISTEmbed, arXiv 2402.16829); of several teachers one is enough."""
+    and negatives among them (GISTEmbed, arXiv 2402.16829); of several teachers one is enough.
+    `own`: cosines of all candidates by the trained model itself, at its full width in float32
+    (Qwen3 Embedding, arXiv 2506.05176); no data is needed."""
     margin: float = 0.0
     """A document is left out if its score exceeds the positive's by more than this. Below 0 also
     those are left out that come near the positive (-0.05 in NV-Retriever, arXiv 2407.15831); with
@@ -79,6 +85,28 @@ class TeacherVectors:
 
 
 @dataclass(frozen=True)
+class FurtherNegatives:
+    """Negatives of one direction: a text of each row, and texts of other rows."""
+
+    anchors_BD: Float[Tensor, "B D"]
+    """The row's own text, its query or its positive; unit length."""
+    others_ND: Float[Tensor, "N D"]
+    """Queries or documents of all workers; unit length."""
+    mask_BN: Bool[Tensor, "B N"]
+    """Mask of the texts that count for a row; none may."""
+
+
+@dataclass(frozen=True)
+class FurtherPositives:
+    """Positives of each query beyond the one among its candidates."""
+
+    vectors_BPD: Float[Tensor, "B P D"]
+    """Unit length; any vector in the place of a missing one."""
+    mask_BP: Bool[Tensor, "B P"]
+    """Mask of the positives that exist."""
+
+
+@dataclass(frozen=True)
 class Candidates:
     """Documents with which each query is compared, including its positive."""
 
@@ -93,6 +121,12 @@ class Candidates:
     excludes, since false negatives teach too."""
     vectors_of_teachers: TeacherVectors | None = None
     """Teacher vectors, if the loss needs `teacher_vectors`."""
+    hard_BN: Bool[Tensor, "B N"] | None = None
+    """Mask of the texts that are hard negatives of the query itself, if `marks_hard_negatives`."""
+    further: tuple[FurtherNegatives, ...] = ()
+    """Negatives of the loss's `further_directions`, in their order."""
+    further_positives: FurtherPositives | None = None
+    """Further positives, if the stage's `batch.num_positives` is above 1 and a row has some."""
 
 
 class Contrastive(LossConfig):
@@ -104,7 +138,7 @@ class Contrastive(LossConfig):
     row_blocks: ClassVar[bool] = True
 
     false_negatives: FalseNegatives | None = None
-    """Rule that excludes documents by a teacher's scores; None excludes none."""
+    """Rule that excludes documents by scores; None excludes none."""
     spread_out: float = Field(default=0.0, ge=0)
     """Weight of the spread-out regulariser at each width (`losses.spread_out`); 0: none."""
 
@@ -113,10 +147,20 @@ class Contrastive(LossConfig):
         """Teacher data that the loss reads; here only scores or vectors that detect false
         negatives, if the loss does so.
         """
-        if self.false_negatives is None:
+        if self.false_negatives is None or self.false_negatives.by == "own":
             return frozenset()
         by_mining = self.false_negatives.by == "mining"
         return frozenset({"teacher_scores" if by_mining else "teacher_vectors"})
+
+    @property
+    def further_directions(self) -> tuple[Direction, ...]:
+        """Directions besides query to document whose negatives the loss reads."""
+        return ()
+
+    @property
+    def marks_hard_negatives(self) -> bool:
+        """Whether the loss reads `Candidates.hard_BN`."""
+        return False
 
     def of_rows(
         self, queries_BD: Float[Tensor, "B D"], candidates: Candidates, parameters: Parameters

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Self
 from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 
 from rayembed.config.loss import Need
-from rayembed.losses.contract import Candidates, Contrastive, similarities
-from rayembed.losses.infonce import info_nce
+from rayembed.losses.contract import Candidates, similarities
+from rayembed.losses.infonce import WithInfoNCE
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rayembed.losses.contract import Parameters
 
 
-class BesideInfoNCE(Contrastive):
+class BesideInfoNCE(WithInfoNCE):
     """Base class of losses that add InfoNCE over all candidates to a distillation loss."""
 
     infonce_weight: NonNegativeFloat = 1.0
@@ -29,11 +29,26 @@ class BesideInfoNCE(Contrastive):
     """Temperature of InfoNCE."""
 
     @property
+    def initial_temperature(self) -> float:
+        """Temperature of InfoNCE as set."""
+        return self.infonce_temperature
+
+    @property
     def reads_candidates(self) -> bool:
         """Whether InfoNCE or the spread-out regulariser needs all candidates, besides the
         distillation loss.
         """
         return bool(self.infonce_weight or self.spread_out)
+
+    @model_validator(mode="after")
+    def _infonce_is_there(self) -> Self:
+        names = ("directions", "hardness", "focal", "learnt_temperature")
+        if not self.infonce_weight and (given := [n for n in names if getattr(self, n)]):
+            raise ValueError(
+                f"{', '.join(given)}: no effect, because it changes InfoNCE only and "
+                "infonce_weight is 0; remove the setting, or set infonce_weight above 0"
+            )
+        return self
 
     @model_validator(mode="after")
     def _something_is_masked(self) -> Self:
@@ -49,17 +64,12 @@ class BesideInfoNCE(Contrastive):
         loss_B: Float[Tensor, " B"],
         queries_BD: Float[Tensor, "B D"],
         candidates: Candidates,
+        parameters: Parameters,
     ) -> Float[Tensor, " B"]:
         """Add the weighted InfoNCE loss to the distillation loss of each query."""
         if not self.infonce_weight:
             return loss_B
-        return loss_B + self.infonce_weight * info_nce(
-            queries_BD,
-            candidates.vectors,
-            candidates.positive_B,
-            candidates.mask_BN,
-            self.infonce_temperature,
-        )
+        return loss_B + self.infonce_weight * self.info_nce_of(queries_BD, candidates, parameters)
 
 
 class Distilled(BesideInfoNCE):
@@ -96,7 +106,7 @@ class Distilled(BesideInfoNCE):
         known_BM = known_BM & known_BM[:, :1] & known_BM[:, 1:].any(dim=1, keepdim=True)
         scores_BM = teacher.scores_BM.masked_fill(~known_BM, 0.0)
         loss_B = self.of_scores(similarities(queries_BD, own_BMD), scores_BM, known_BM)
-        return self.with_infonce(loss_B, queries_BD, candidates)
+        return self.with_infonce(loss_B, queries_BD, candidates, parameters)
 
     def of_scores(
         self,

@@ -57,7 +57,8 @@ class SimilarityDistillation(BesideInfoNCE):
             self._of(cosines_BN, wanted_BN.float(), teachers.seen_BN)
             for wanted_BN in teachers.cosines
         ]
-        return self.with_infonce(torch.stack(losses).mean(dim=0), queries_BD, candidates)
+        loss_B = torch.stack(losses).mean(dim=0)
+        return self.with_infonce(loss_B, queries_BD, candidates, parameters)
 
     def _of(
         self,

@@ -5,9 +5,9 @@ B queries, M = 1 + K own documents of a query, D width of the model, T of a teac
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rayembed.config.loss import Need
 from rayembed.errors import ConfigError
@@ -49,7 +49,10 @@ class VectorDistillation(BesideInfoNCE):
     """Share of InfoNCE that compares queries with the teachers' documents, as an index of them
     does, and not with the model's own (after backward-compatible training, arXiv 2003.11942)."""
 
-    parameter_names: ClassVar[tuple[str, ...]] = (_NAME,)
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """The projection, and the logarithm of the temperature if it is trained."""
+        return (_NAME, *super().parameter_names)
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -57,8 +60,8 @@ class VectorDistillation(BesideInfoNCE):
         return super().needs | {"teacher_vectors"}
 
     def initial_parameters(self, widths: Widths) -> dict[str, Any]:
-        """Return the initial projection matrices (T, D) of all teachers in one tensor, or nothing
-        if there is no projection.
+        """Return the initial projection matrices (T, D) of all teachers in one tensor, unless
+        there is no projection, and a trained temperature.
 
         Raises:
             ConfigError: there is to be no projection, and the model learns no vectors of a
@@ -75,11 +78,22 @@ class VectorDistillation(BesideInfoNCE):
                 "width too (loss.dimensions)"
             )
         if not (differ if self.projection is None else self.projection):
-            return {}
+            return super().initial_parameters(widths)
         import torch
 
         matrices = [torch.eye(width, widths.student) for width in widths.teachers]
-        return {_NAME: torch.cat(matrices)}
+        return {_NAME: torch.cat(matrices), **super().initial_parameters(widths)}
+
+    @model_validator(mode="after")
+    def _own_documents_alone(self) -> Self:
+        names = ("directions", "hardness", "focal")
+        if self.teacher_documents and (given := [n for n in names if getattr(self, n)]):
+            raise ValueError(
+                f"{', '.join(given)} with teacher_documents={self.teacher_documents:g}: these "
+                "change InfoNCE over the model's own documents only; remove them, or set "
+                "teacher_documents=0"
+            )
+        return self
 
     def of_rows(
         self, queries_BD: Float[Tensor, "B D"], candidates: Candidates, parameters: Parameters
@@ -106,13 +120,15 @@ class VectorDistillation(BesideInfoNCE):
             of_own_BM = self._of(own_BMD, _own(documents, teachers.places_BM), part)
             losses.append((of_query_B + (of_own_BM * share_BM).sum(dim=1)) / 2)
             if self.teacher_documents and self.infonce_weight:
-                across.append(self._across(queries_BD, documents, part, candidates))
+                temperature = self.temperature_of(parameters)
+                across.append(self._across(queries_BD, documents, part, candidates, temperature))
         loss_B = torch.stack(losses).mean(dim=0)
         if not across:
-            return self.with_infonce(loss_B, queries_BD, candidates)
+            return self.with_infonce(loss_B, queries_BD, candidates, parameters)
         share = self.infonce_weight * self.teacher_documents
         if self.teacher_documents < 1:
-            own_B = self.with_infonce(torch.zeros_like(loss_B), queries_BD, candidates)
+            none_B = torch.zeros_like(loss_B)
+            own_B = self.with_infonce(none_B, queries_BD, candidates, parameters)
             loss_B = loss_B + (1 - self.teacher_documents) * own_B
         return loss_B + share * torch.stack(across).mean(dim=0)
 
@@ -122,6 +138,7 @@ class VectorDistillation(BesideInfoNCE):
         documents: Float[Tensor, "N T"] | Float[Tensor, "B N T"],
         matrix: Float[Tensor, "T D"] | None,
         candidates: Candidates,
+        temperature: float | Float[Tensor, ""],
     ) -> Float[Tensor, " B"]:
         """Compute InfoNCE of the queries, projected by `matrix`, over a teacher's documents."""
         from torch.nn import functional
@@ -132,7 +149,7 @@ class VectorDistillation(BesideInfoNCE):
             documents,
             candidates.positive_B,
             candidates.mask_BN,
-            self.infonce_temperature,
+            temperature,
         )
 
     def _of(

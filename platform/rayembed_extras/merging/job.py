@@ -49,7 +49,9 @@ def _merge(args: argparse.Namespace, context: JobContext) -> None:
     from rayembed_extras.merging.merge import merge_best, merge_given, print_choice
 
     if not any(asked.values()):
-        merge_given(args.model, output, method=args.method, shares=candidates[0])
+        merge_given(
+            args.model, output, method=args.method, shares=candidates[0], density=args.density
+        )
         context.out.write(
             f"Merged model: {args.output}\n"
             f"Score it:     rayembed evaluate --model {shlex.quote(args.output)} …\n"
@@ -59,6 +61,7 @@ def _merge(args: argparse.Namespace, context: JobContext) -> None:
         args.model,
         output,
         method=args.method,
+        density=args.density,
         candidates=candidates,
         scores=scores,
         storage=args.storage_path,
@@ -75,9 +78,15 @@ run_merge_job = Job(
             type=expanded_name,
         ),
         option(
-            "--method {linear,slerp,task_arithmetic}",
-            "weighted mean, arc between two models, or base plus weighted changes",
+            "--method {linear,slerp,task_arithmetic,ties,dare}",
+            "weighted mean, arc between two models, or base plus weighted changes: all, the "
+            "largest, or a random part",
             default="linear",
+        ),
+        option(
+            "--density NUMBER",
+            "share of the changes that ties and dare keep; default: 0.2",
+            type=finite_number,
         ),
         option(
             "--shares NUMBERS",

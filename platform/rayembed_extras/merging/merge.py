@@ -24,7 +24,13 @@ from rayembed.display.tables import Table, console
 from rayembed.errors import ArtifactError
 from rayembed.evaluation.score import ModelScores
 from rayembed.models.saving.export import check_target
-from rayembed.models.saving.merge import MERGE_FILE, Method, check_shares, merge_models
+from rayembed.models.saving.merge import (
+    MERGE_FILE,
+    Method,
+    check_density,
+    check_shares,
+    merge_models,
+)
 from rayembed.pipeline.evaluate.variants import (
     Scored,
     Variant,
@@ -77,7 +83,12 @@ class MergeChoice:
 
 
 def merge_given(
-    references: Sequence[str], output: Path, *, method: Method, shares: Sequence[float] | None
+    references: Sequence[str],
+    output: Path,
+    *,
+    method: Method,
+    shares: Sequence[float] | None,
+    density: float | None = None,
 ) -> None:
     """Save the merged model and its reference vectors (proof) in `output`; see
     `rayembed.models.saving.merge.merge_models`.
@@ -89,8 +100,9 @@ def merge_given(
         RayembedError: as `models_of` and `merge_models`; shares and `output` are looked at first.
     """
     shares = check_shares(method, len(references), shares)
+    check_density(method, density)
     check_target(output)
-    merge_models(models_of(references), output, method=method, shares=shares)
+    merge_models(models_of(references), output, method=method, shares=shares, density=density)
     write_proof(output)
 
 
@@ -173,6 +185,7 @@ def merge_best(
     candidates: Sequence[tuple[float, ...] | None],
     scores: Scores,
     storage: str,
+    density: float | None = None,
 ) -> MergeChoice:
     """Save the candidate with the highest mean score in `output`, with all scores next to it; ties
     go to the first.
@@ -187,8 +200,10 @@ def merge_best(
         RayembedError: as `merge_models`, or a task cannot be scored.
     """
     wanted = [check_shares(method, len(references), shares) for shares in candidates]
+    check_density(method, density)
     check_target(output)
     references = models_of(references)
+    merge = partial(merge_models, references, method=method, density=density)
     placement = parse(EvaluationPlacement, {"storage_path": storage})
     output.parent.mkdir(parents=True, exist_ok=True)
 
@@ -202,7 +217,7 @@ def merge_best(
             place = Path(folder) / output.name
             shutil.rmtree(place, ignore_errors=True)
             with doing(f"merging, {label}"):
-                merge_models(references, place, method=method, shares=shares)
+                merge(place, shares=shares)
             return Merged(str(place), shares)
 
         variants = []
@@ -214,7 +229,7 @@ def merge_best(
     models = [Variant(f"model {n}", partial(Merged, one)) for n, one in enumerate(references, 1)]
     kept = choose(merged, lambda one: one.mean)
     choice = MergeChoice((*score_all(models, score), *merged), kept)
-    merge_models(references, output, method=method, shares=kept.made.shares)
+    merge(output, shares=kept.made.shares)
     write_proof(output)
     note: dict[str, Any] = json.loads((output / MERGE_FILE).read_text())
     note["scores"] = {one.label: {**one.scores, "mean": one.mean} for one in choice.scored}

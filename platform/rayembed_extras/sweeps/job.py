@@ -19,6 +19,7 @@ from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, named_or_read, option
 from rayembed.pipeline.run.training_job import SEND_METRICS, STAGE
 from rayembed.recipes.catalogue import get_recipe, recipe_names
+from rayembed_extras.sweeps.leave_one_out import leave_one_out
 from rayembed_extras.sweeps.settings import Sweep
 from rayembed_extras.sweeps.space import (
     as_text,
@@ -136,6 +137,8 @@ def _read(args: argparse.Namespace, sweeps: Sweeps) -> PrintedSweep:
         label: of_stages(with_named_benchmarks(_fixed(run, fixed)), args.stages)
         for label, run in given["runs"].items()
     }
+    if args.leave_one_out:
+        runs, given["metric"] = leave_one_out(runs)
     domains = parse_space(space)
     for run in given["runs"].values():
         _check_together(run, [*fixed, *_lengths(space)])
@@ -329,6 +332,10 @@ _OPTIONS = (
         dest="assignments",
     ),
     STAGE,
+    option(
+        "--leave-one-out",
+        "compare the run with runs without one data set each, by its own sets and tasks",
+    ),
     option("--search {grid,random,optuna}", "how values are drawn"),
     option("--trials N", "draws of random and optuna", type=int),
     option("--scheduler {none,asha}", "what ends trials early"),

@@ -89,9 +89,10 @@ def plan_warnings(plan: BatchPlan) -> list[str]:
         if "positives" in of and of["positives"]["trained"] < of["positives"]["all"]
     ):
         found.append(
-            f"{stage} trains some of the positives of its rows: {told}. A row trains one of them "
-            "each time it is drawn, the next one the next time: more steps or epochs train the "
-            "others"
+            f"{stage} trains some of the positives of its rows: {told}. A row trains "
+            f"{plan.manifest.get('num_positives', 1)} of them each time it is drawn, beginning "
+            "with the next one the next time: more steps or epochs train the others, or "
+            "batch.num_positives more at once"
         )
     if plan.manifest.get("epochs") is None:
         rows = sum(of["rows"] for _, of in drawn)

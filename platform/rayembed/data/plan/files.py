@@ -47,6 +47,7 @@ class SendRows:
     rows_per_step: int
     steps_per_file: int
     num_negatives: int
+    num_positives: int = 1
 
     def __call__(self, item: PartPlaces) -> Sent:
         """Return copies of the rows for their positions, and counts of distinct `rows`, their
@@ -60,7 +61,9 @@ class SendRows:
             "dataset": table["dataset"][0].as_py(),
             "rows": int((turns == 0).sum()),
             "positives": int(count[turns == 0].sum()),
-            "trained": int((turns < count).sum()),
+            # The first place of a row trains its first ones, each further place one more.
+            "trained": int(np.minimum(self.num_positives, count)[turns == 0].sum())
+            + int(((turns > 0) & (turns + self.num_positives - 1 < count)).sum()),
         }
         return Sent(with_next_positives(sent.table, turns), sent.bucket, counts)
 

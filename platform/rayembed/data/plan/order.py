@@ -59,13 +59,16 @@ class PlanConfig:
     columns: tuple[str, ...] = ()
     """Columns of `parts.OPTIONAL` that the stage's loss needs; see `columns_for`."""
     teachers: tuple[str, ...] = ()
-    """Names of the folders with vectors of the rows' texts, one of each of the stage's teachers;
-    see `vectors.store`."""
+    """Names of the folders with vectors of texts, one of each of the stage's teachers."""
+    num_positives: int = 1
+    """Positives that a place of a row trains, from that of its turn on."""
 
     def values(self) -> dict[str, Any]:
         """Return the settings as plain values, for the plan's manifest and fingerprint."""
         kept = dict(vars(self))
         del kept["epochs" if self.epochs is None else "num_steps"]
+        if self.num_positives == 1:
+            del kept["num_positives"]
         return {**kept, "weights": dict(sorted(self.weights.items()))}
 
     def steps_of(self, rows: int) -> int:

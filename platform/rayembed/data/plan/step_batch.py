@@ -60,13 +60,17 @@ class StepBatch:
     cross-encoder where it rescored, else the teacher; NaN: nothing was mined for the row."""
     negative_score: np.ndarray
     """(b, K) float32 score of each negative by the same model; NaN: missing, or not mined."""
+    further_positives: np.ndarray
+    """(b, P) int64 indices into `tokens` of the positives that the step trains besides the first,
+    each text once; `NO_TEXT` for missing ones. P is the largest number of a row of this worker."""
     teacher_vectors: tuple[np.ndarray, ...] = ()
     """Teacher vectors of the texts, one tensor for each of the stage's teachers: (U, T) float16
     unit vectors of the distinct texts."""
 
     def occurrences(self) -> np.ndarray:
         """(U,) int64 number of times that the worker's rows use each text."""
-        places = np.concatenate([self.query, self.positive, self.negatives.ravel()])
+        several = self.negatives.ravel(), self.further_positives.ravel()
+        places = np.concatenate([self.query, self.positive, *several])
         return np.bincount(places[places != NO_TEXT], minlength=len(self.tokens))
 
 
@@ -76,8 +80,9 @@ def make_step_batch(
     num_negatives: int,
     tokenizer: Tokenizer,
     teachers: Sequence[TextVectors] = (),
+    num_positives: int = 1,
 ) -> StepBatch:
-    """Build the step batch of records, using the first positive and the first `num_negatives`
+    """Build the step batch of records, using the first positives and the first `num_negatives`
     negatives of each.
 
     The plan has put at the front which of a record's positives the step trains; all others are
@@ -85,6 +90,7 @@ def make_step_batch(
 
     Args:
         teachers: give the vectors of all texts.
+        num_positives: how many positives of a record the step trains, if it has so many.
 
     Raises:
         DataError: a text tokenises to nothing, or a teacher has no vector of it.
@@ -97,6 +103,10 @@ def make_step_batch(
     rows, negatives, hashes, scores = len(records), [], [], list[float | None]()
     query = [place(r.query, "query", r.query_instruction) for r in records]
     positive = [place(r.positives[0], "document", r.document_instruction) for r in records]
+    further = [_further(r.positives, num_positives) for r in records] if num_positives > 1 else []
+    more = np.full((rows, max(map(len, further), default=0)), NO_TEXT, dtype=np.int64)
+    for i, (r, others) in enumerate(zip(records, further, strict=False)):
+        more[i, : len(others)] = [place(t, "document", r.document_instruction) for t in others]
     for r in records:
         texts = [n.text for n in r.negatives[:num_negatives]]
         short = num_negatives - len(texts)
@@ -127,10 +137,19 @@ def make_step_batch(
         similarity=_floats([r.similarity for r in records]),
         positive_score=_floats([teacher_scores(r)[0] for r in records]),
         negative_score=_floats(scores).reshape(rows, num_negatives),
+        further_positives=more,
         teacher_vectors=tuple(
             teacher([(role, text_hash(text)) for text, role, _ in places]) for teacher in teachers
         ),
     )
+
+
+def _further(positives: Sequence[str], number: int) -> list[str]:
+    """Positives after the first, up to `number` with it, each text once."""
+    distinct: dict[int, str] = {}
+    for text in positives:
+        distinct.setdefault(normalised_hash(text), text)
+    return list(distinct.values())[1:number]
 
 
 def _floats(values: Sequence[float | None]) -> np.ndarray:

@@ -83,6 +83,7 @@ class PairSteps:
     tokenizer: Tokenizer
     worker: int = 0
     num_workers: int = 1
+    num_positives: int = 1
 
     def __call__(self, step: int) -> StepBatch:
         """Build the batch of a step, counted from 0.
@@ -96,7 +97,12 @@ class PairSteps:
             first = self.worker * len(records)
             records = with_examples(self.plan, step, records, first, self.tokenizer)
         return make_step_batch(
-            step, records, self.plan.num_negatives, self.tokenizer, self._teachers
+            step,
+            records,
+            self.plan.num_negatives,
+            self.tokenizer,
+            self._teachers,
+            self.num_positives,
         )
 
     @cached_property

@@ -102,7 +102,7 @@ def _write(
         draws = draw_rows(usable, config, writer.add)
         places = writer.finish()
         told = describe(usable, draws, config, parts)
-    send = SendRows(config.global_pairs, steps_per_file, config.num_negatives)
+    send = SendRows(config.global_pairs, steps_per_file, config.num_negatives, config.num_positives)
     count = num_blocks(config.num_steps, steps_per_file)
     buckets, placed = exchange(sent, f"plan {config.key} scatter", send, places, count, execute)
     blocks = blocks_of(buckets, config.num_steps, steps_per_file)

@@ -18,6 +18,7 @@ from rayembed.display.quiet import without_loading_report
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.machine.hardware import auto_precision
 from rayembed.models.attention.short_texts import use_products
+from rayembed.models.loading.rope import set_rope
 
 logger = logging.getLogger(__name__)
 
@@ -190,6 +191,8 @@ def _settings(folder: Path, config: BackboneConfig, mask: Mask) -> Any:
     set_dropout(settings, config)
     if config.num_layers is not None:
         cut_layers(settings, config.num_layers)
+    if config.rope is not None:
+        set_rope(settings, config.rope)
     settings.use_cache = False
     settings.chunk_size_feed_forward = 0  # saves memory, and fails for most lengths of a text
     if mask == "bidirectional":
@@ -351,9 +354,7 @@ def set_dropout(settings: Any, config: BackboneConfig) -> None:
 
 
 def attention_dropout(settings: Any) -> float:
-    """Return the dropout of attention probabilities in a transformers configuration; 0 if it has
-    none.
-    """
+    """Return the dropout of attention probabilities of a configuration; 0 if it has none."""
     return max(float(getattr(settings, name, 0.0) or 0.0) for name in _ATTENTION_DROPOUT)
 
 

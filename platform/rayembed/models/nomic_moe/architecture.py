@@ -144,6 +144,11 @@ def _check_backbone_settings(config: NomicMoeConfig) -> None:
             "model.backbone.num_layers: a nomic-moe model always keeps all layers of its "
             "backbone; set num_layers to null"
         )
+    if config.backbone.rope is not None:
+        raise ConfigError(
+            "model.backbone.rope: a nomic-moe model keeps the rotary position embeddings of its "
+            "backbone; set rope to null"
+        )
     for name in ("attention_dropout", "hidden_dropout"):
         if getattr(config.backbone, name) > 0:
             raise ConfigError(

@@ -4,9 +4,10 @@ All is computed in float32, whatever the weights are saved in.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,9 +22,15 @@ from rayembed.models.saving.export import check_target
 MERGE_FILE = "merge.json"
 """File of a merged model's folder: method, models and shares, and scores where it was chosen."""
 
-Method = Literal["linear", "slerp", "task_arithmetic"]
+Method = Literal["linear", "slerp", "task_arithmetic", "ties", "dare"]
+_OF_CHANGES: tuple[Method, ...] = ("ties", "dare")
+"""Methods that keep a part of each model's changes."""
+
 Weights = Mapping[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
+
+DENSITY = 0.2
+"""Share of a model's changes that `ties` and `dare` keep, as in the experiments with TIES."""
 
 _PARALLEL = 1e-4
 """Angle in radians below which two directions are one, so that nothing is divided by its sine."""
@@ -35,6 +42,7 @@ def merge_models(
     *,
     method: Method = "linear",
     shares: Sequence[float] | None = None,
+    density: float | None = None,
 ) -> None:
     """Merge models and save the result in `output`, with a record of its inputs.
 
@@ -44,13 +52,14 @@ def merge_models(
 
     Args:
         references: asset references of models, in the order of the shares.
-        method, shares: see `merge`.
+        method, shares, density: see `merge`.
 
     Raises:
         ArtifactError: models that do not fit each other, or `output` holds something else.
         AssetError: a reference leads nowhere.
-        ConfigError: shares that the method cannot take.
+        ConfigError: shares that the method cannot take, or a density of a method that keeps all.
     """
+    density = check_density(method, density)
     shares = check_shares(method, len(references), shares)
     check_target(output)
     folders = [resolve_model(reference) for reference in references]
@@ -70,15 +79,23 @@ def merge_models(
 
     # No model has a name here, under which it would outlive its turn.
     weights = (read(*each) for each in zip(references, folders, strict=True))
-    merged = merge(method, weights, shares)
+    merged = merge(method, weights, shares, density)
     last = load_model(folders[-1], dtype=saved_dtype(folders[-1]))
     last.load_state_dict(merged)
     last.save(output, instructions=saved_instructions(folders[-1], last.config))
-    made_of = {"method": method, "models": list(references), "shares": list(shares)}
+    made_of: dict[str, Any] = {
+        "method": method,
+        "models": list(references),
+        "shares": list(shares),
+    }
+    if method in _OF_CHANGES:
+        made_of["density"] = density
     (output / MERGE_FILE).write_text(json.dumps(made_of, indent=2) + "\n")
 
 
-def merge(method: Method, models: Iterable[Weights], shares: Sequence[float]) -> dict[str, Tensor]:
+def merge(
+    method: Method, models: Iterable[Weights], shares: Sequence[float], density: float = DENSITY
+) -> dict[str, Tensor]:
     """Compute the merged weights in float32; tensors that are not floating-point come from the
     first model.
 
@@ -87,15 +104,24 @@ def merge(method: Method, models: Iterable[Weights], shares: Sequence[float]) ->
     - `slerp`: each tensor goes the share of the way from the first model to the second along the
       arc between their directions; its norm goes in a straight line.
     - `task_arithmetic`: θ₀ + Σ wᵢ (θᵢ - θ₀), the first model being the base (arXiv 2212.04089).
+    - `ties`: of each model's changes τᵢ = θᵢ - θ₀ those of the largest magnitude are kept, a share
+      of `density` over all weights, the others become 0. Of each weight the sign of Σ wᵢ τᵢ is
+      elected, and the models with that sign are averaged: θ₀ + (Σ wᵢ) Σ₊ wᵢ τᵢ / Σ₊ wᵢ (arXiv
+      2306.01708, algorithm 1).
+    - `dare`: θ₀ + Σ wᵢ mᵢ τᵢ / density, where the mask mᵢ keeps a random share of `density` of the
+      changes (arXiv 2311.03099), which a weight's name and the model's place decide.
 
     Args:
         models: weights by name, one model after the other; each is read once.
         shares: of each model for `linear`; of the second alone for `slerp`; of each but the first
-            for `task_arithmetic`. See `check_shares`.
+            for the others. See `check_shares`.
+        density: share of the changes that `ties` and `dare` keep.
 
     Raises:
         ArtifactError: a model has other weights than the first.
     """
+    if method in _OF_CHANGES:
+        return _merge_changes(method, iter(models), shares, density)
     first, *rest = _factors(method, shares)
     merged: dict[str, Tensor] = {}
     shapes: Shapes = {}
@@ -117,6 +143,75 @@ def merge(method: Method, models: Iterable[Weights], shares: Sequence[float]) ->
     return merged
 
 
+def _merge_changes(
+    method: Method, models: Iterator[Weights], shares: Sequence[float], density: float
+) -> dict[str, Tensor]:
+    """Add the kept part of each model's changes to the first model; see `merge`."""
+    base = {
+        name: tensor.float().clone() if tensor.is_floating_point() else tensor.clone()
+        for name, tensor in next(models).items()
+    }
+    shapes = _shapes(base)
+    learnt = [name for name, tensor in base.items() if tensor.is_floating_point()]
+    # Of each weight the sums over positive and over negative changes, and the shares of both.
+    sums = {name: torch.zeros(4, *base[name].shape) for name in learnt} if method == "ties" else {}
+    merged = {name: base[name].clone() for name in learnt}
+    for number, share in enumerate(shares, start=2):
+        model = next(models)
+        _check_alike(shapes, _shapes(model), number)
+        changes = {name: model[name].float() - base[name] for name in learnt}
+        del model
+        if method == "dare":
+            for name, change in changes.items():
+                merged[name].add_(_drop(change, density, f"{number} {name}"), alpha=share)
+            continue
+        least = _magnitude(changes, density)
+        for name, change in changes.items():
+            kept = torch.where(change.abs() >= least, change, 0.0)
+            sums[name][0] += share * kept.clamp(min=0)
+            sums[name][1] += share * kept.clamp(max=0)
+            sums[name][2] += share * (kept > 0)
+            sums[name][3] += share * (kept < 0)
+    for name, (positive, negative, of_positive, of_negative) in sums.items():
+        up = positive + negative >= 0
+        total = torch.where(up, positive, negative)
+        weight = torch.where(up, of_positive, of_negative)
+        merged[name] += sum(shares) * torch.where(weight > 0, total / weight, 0.0)
+    return {name: merged.get(name, tensor) for name, tensor in base.items()}
+
+
+def _magnitude(changes: Weights, density: float) -> float:
+    """Smallest magnitude among the share `density` of the largest changes of all weights."""
+    every = torch.cat([change.abs().flatten() for change in changes.values()])
+    kept = max(1, round(density * len(every)))
+    return float(every.kthvalue(len(every) - kept + 1).values)
+
+
+def _drop(change: Tensor, density: float, name: str) -> Tensor:
+    """Set a random part of the changes to 0 and scale up the others; the same part for a name."""
+    draw = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    kept = torch.rand(change.shape, generator=draw) < density
+    return torch.where(kept, change / density, 0.0)
+
+
+def check_density(method: Method, density: float | None) -> float:
+    """Check the share of changes that a method keeps, and return it; the default is 0.2.
+
+    Raises:
+        ConfigError: it is not above 0 and at most 1, or the method keeps all changes.
+    """
+    if density is None:
+        return DENSITY
+    if method not in _OF_CHANGES:
+        raise ConfigError(
+            f"density={density:g} has no effect, because the merge method {method!r} keeps all "
+            f"changes; leave it out, or use the method {' or '.join(_OF_CHANGES)}"
+        )
+    if not 0 < density <= 1:
+        raise ConfigError(f"density must be above 0 and at most 1, but is {density:g}")
+    return density
+
+
 def _add(merged: dict[str, Tensor], model: Weights, method: Method, share: float) -> None:
     """Add one more model's weights, multiplied by its share, to the merged weights in place."""
     for name, tensor in model.items():
@@ -136,22 +231,17 @@ def check_shares(method: Method, number: int, shares: Sequence[float] | None) ->
         ConfigError: too few models, another number of shares, or shares that the method cannot
             take.
     """
-    wanted = {"linear": number, "slerp": 1, "task_arithmetic": number - 1}[method]
+    wanted = {"linear": number, "slerp": 1}.get(method, number - 1)
     if number < 2 or (method == "slerp" and number != 2):
         needs = "exactly two models" if method == "slerp" else "at least two models"
         raise ConfigError(f"{method} merges {needs}, but {number} were given")
     if shares is None:
-        return {
-            "linear": (1 / number,) * number,
-            "slerp": (0.5,),
-            "task_arithmetic": (1 / wanted,) * wanted,
-        }[method]
+        return (0.5,) if method == "slerp" else (1 / wanted,) * wanted
     if len(shares) != wanted:
         of = {
             "linear": "one of each model",
             "slerp": "that of the second model",
-            "task_arithmetic": "one of each model after the base, which comes first",
-        }[method]
+        }.get(method, "one of each model after the base, which comes first")
         raise ConfigError(
             f"{method} of {number} models needs {wanted} shares ({of}), but {len(shares)} were "
             "given"

@@ -18,9 +18,10 @@ from rayembed.config.run_evaluation import GuardConfig, own_sets_of
 from rayembed.display.progress import doing
 from rayembed.display.tables import Table
 from rayembed.evaluation.score import ModelScores, gain
-from rayembed.evaluation.tables import MERGED, UNTRAINED, ScoreKey
+from rayembed.evaluation.tables import AVERAGED, MERGED, UNTRAINED, ScoreKey
 from rayembed.models.saving.export import read_compression, write_compression
 from rayembed.models.saving.merge import Method, merge_models
+from rayembed.pipeline.evaluate.last_checkpoints import can_average, save_mean
 from rayembed.pipeline.evaluate.run_scorer import RunScorer
 from rayembed.pipeline.evaluate.variants import ROUNDING, Variant, choose, score_all, variants_table
 from rayembed.pipeline.run.folders import RunFolders
@@ -84,7 +85,9 @@ class Judged:
     @property
     def name(self) -> str:
         """Name for readers: `trained`, or the share of the trained model in a mixture, `75 %`."""
-        return "trained" if self.key.share is None else f"{100 * self.key.share:g} %"
+        if self.key.share is None:
+            return "trained"
+        return "checkpoints" if self.key.share == AVERAGED else f"{100 * self.key.share:g} %"
 
     def in_general(self) -> str:
         """Format the general gain, followed by the tasks that lose most: `+0.009; but Topics
@@ -226,7 +229,7 @@ def mixtures(
     run: Run, folders: RunFolders, scorer: RunScorer, runtime: Runtime
 ) -> dict[ScoreKey, ModelScores]:
     """Make and score the weight mixtures of the last stage's model and the untrained model; empty
-    without a guard.
+    without a guard. The mean of the stage's last checkpoints is one of them, if it is set.
 
     Raises:
         RayembedError: the models do not fit each other, or a mixture cannot be saved or scored.
@@ -235,15 +238,24 @@ def mixtures(
     if guard is None:
         return {}
 
+    def average(key: ScoreKey) -> ScoreKey:
+        mean = partial(save_mean, guard.last_checkpoints or 0)
+        with doing(f"averaging the last checkpoints of {last}"):
+            runtime.export(mean, run, folders.stage(last), folders.model(key.model))
+        return key
+
     def make(key: ScoreKey) -> ScoreKey:
         base = folders.model(UNTRAINED.model)
-        mix = partial(save_mixture, base, guard.method, share_of(key))
+        mix = partial(save_mixture, base, guard.method, share_of(key), density=guard.density)
         with doing(f"merging, {key.share:.0%} of {last}"):
             runtime.export(mix, run, folders.model(last), folders.model(key.model))
         return key
 
     keys = [ScoreKey(last, share=share) for share in guard.mixed]
     variants = [Variant(key.model, partial(make, key)) for key in keys]
+    if guard.averages and can_average(guard.last_checkpoints or 0, folders.stage(last)):
+        key = ScoreKey(last, share=AVERAGED)
+        variants.append(Variant(key.model, partial(average, key)))
     scored = score_all(variants, lambda _, key: scorer.score(key))
     return {one.made: one.result for one in scored if one.result is not None}
 
@@ -271,22 +283,32 @@ def share_of(key: ScoreKey) -> float:
 
 
 def save_mixture(
-    base: str, method: Method, share: float, run: Run, trained: str | None, folder: str
+    base: str,
+    method: Method,
+    share: float,
+    run: Run,
+    trained: str | None,
+    folder: str,
+    density: float | None = None,
 ) -> None:
     """Mix the weights of two models of the run and save the result in storage, unless it
     exists.
 
     Args:
         base, trained: folders of the models, in storage.
-        method, share: how they are mixed, and the share of the trained one.
+        method, share, density: how they are mixed, the share of the trained one, and the part of
+            its changes that the method keeps.
     """
     assert trained is not None
     made_of = [read_bytes(join(place, MADE_OF_FILE)).decode() for place in (base, trained)]
-    note = json.dumps({"mixture_of": made_of, "method": method, "share": share}, indent=1).encode()
-    shares = (share,) if method == "slerp" else (1 - share, share)
+    settings = {"mixture_of": made_of, "method": method, "share": share}
+    if density is not None:
+        settings["density"] = density
+    note = json.dumps(settings, indent=1).encode()
+    shares = (1 - share, share) if method == "linear" else (share,)
 
     def save(place: Path) -> None:
-        merge_models([base, trained], place, method=method, shares=shares)
+        merge_models([base, trained], place, method=method, shares=shares, density=density)
         # Both have the same zeros, so the mixture has them too.
         if run.model.keep_zeros and (told := read_compression(resolve_model(trained))):
             write_compression(place, told)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -18,13 +17,13 @@ from torch.utils.checkpoint import checkpoint
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import StepBatch
 from rayembed.distributed.collectives import gather, gather_with_gradient, rank, world_size
-from rayembed.errors import DataError
 from rayembed.losses.candidates import (
     Columns,
     Rows,
     above_positive,
     batch_candidates,
     batch_documents,
+    hard_negatives,
     own_candidates,
     own_documents,
     own_places,
@@ -32,14 +31,18 @@ from rayembed.losses.candidates import (
 from rayembed.losses.contract import (
     Candidates,
     Contrastive,
+    FurtherNegatives,
+    FurtherPositives,
     Pairwise,
     TeacherScores,
     TeacherVectors,
+    similarities,
 )
 from rayembed.losses.spread_out import product_sums, spread_out
 from rayembed.losses.straight_through import View, seen, views_of
 from rayembed.machine.hardware import free_memory, total_memory
 from rayembed.models.contract import moved
+from rayembed.training.contrastive.directions import OtherRows, not_above
 
 _BLOCK = 1 << 23
 """Maximum pairs of row and candidate computed at a time, on GPUs without the memory for more."""
@@ -65,6 +68,7 @@ class Targets:
     similarity: Tensor
     positive_score: Tensor
     negative_score: Tensor
+    further_positives: Tensor
     teacher_vectors: tuple[Tensor, ...] = ()
     columns: Columns | None = None
     """Candidates of all workers; None: the loss computes them, and the host waits for it."""
@@ -83,6 +87,7 @@ class Targets:
             tensor(batch.similarity),
             tensor(batch.positive_score),
             tensor(batch.negative_score),
+            tensor(batch.further_positives),
             tuple(map(tensor, batch.teacher_vectors)),
         ).each(partial(moved, device=device))
 
@@ -93,6 +98,143 @@ class Targets:
         }
         vectors = tuple(map(change, self.teacher_vectors))
         return replace(self, **made, teacher_vectors=vectors)
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """A step's rows and the documents with which they are compared, at full width."""
+
+    loss: Contrastive
+    rows: Rows
+    targets: Targets
+    not_negatives: Tensor
+    """(b, P) hashes of all texts that are no negatives of each query."""
+    documents: Tensor
+    """(b, 1 + K) indices of each row's positive and negatives among the worker's texts."""
+    queries: Tensor
+    """(b, D)"""
+    positives: Tensor
+    """(b, D) of the first positives."""
+    further_positives: Tensor | None
+    """(b, P, D); None: no row has any."""
+    vectors: Tensor
+    """(N, D) of all workers' documents, or (b, 1 + K, D) of each row's own."""
+    places: Tensor
+    """(b, 1 + K) indices of the row's documents among the candidates."""
+    taught: list[Tensor]
+    """Teachers' vectors of the same documents."""
+    first_row: int = 0
+    columns: Columns | None = None
+    """Documents of all workers; None: rows have their own documents alone."""
+    others: OtherRows | None = None
+
+    @classmethod
+    def of(
+        cls, embeddings: Tensor, rows: Rows, targets: Targets, loss: Contrastive, in_batch: bool
+    ) -> "_Compared":
+        """Gather the documents of all workers, if rows are compared with each other's."""
+        not_negatives, masked = targets.not_negatives, loss.false_negatives
+        if masked is not None and masked.by == "mining":
+            above = above_positive(
+                rows.negatives,
+                targets.negative_score,
+                targets.positive_score,
+                masked.margin,
+            )
+            not_negatives = torch.cat([not_negatives, above], dim=1)
+        documents = torch.cat([targets.positive.unsqueeze(1), targets.negatives], dim=1)
+        # A missing negative takes any vector's place; the mask keeps it out of the loss.
+        vectors = embeddings[documents.clamp(min=0)]
+        taught = [v[documents.clamp(min=0)] for v in targets.teacher_vectors]
+        more, queries = targets.further_positives, embeddings[targets.query]
+        further = embeddings[more.clamp(min=0)] if more.shape[1] else None
+        own = queries, vectors[:, 0], further
+        made = partial(cls, loss, rows, targets, not_negatives, documents, *own)
+        if not in_batch:
+            places = torch.arange(documents.shape[1], device=documents.device)
+            return made(vectors, places.expand_as(documents), taught)
+        num_rows, num_negatives = targets.negatives.shape
+        first_row = rank() * num_rows
+        columns = targets.columns or Columns.of(gathered(rows), num_rows)
+        others = None
+        if loss.further_directions:
+            others = OtherRows.of(gathered(rows), not_negatives, queries, columns)
+        return made(
+            gather_with_gradient(_by_column(vectors)),
+            own_places(num_rows, first_row, num_negatives, embeddings.device),
+            [gather(_by_column(v)) for v in taught],
+            first_row,
+            columns,
+            others,
+        )
+
+    def candidates(self, block: slice) -> Candidates:
+        """Candidates of the rows of a block, with what else their loss reads."""
+        loss, places, columns = self.loss, self.places[block], self.columns
+        rows = self.rows.each(lambda values: values[block])
+        not_negatives, first = self.not_negatives[block], self.first_row + block.start
+        if columns is not None:
+            mask = batch_candidates(rows, not_negatives, columns, first)
+        else:
+            mask = own_candidates(rows, not_negatives)
+        theirs = self.vectors if columns is not None else self.vectors[block]
+        further: list[FurtherNegatives] = []
+        if self.others is not None:
+            own = self.queries[block], self.positives[block], theirs
+            further = self.others.negatives(
+                loss.further_directions, rows, not_negatives, first, *own
+            )
+        teacher = vectors = hard = None
+        if loss.marks_hard_negatives:
+            hard = torch.ones_like(mask) if columns is None else hard_negatives(rows, columns)
+        if "teacher_scores" in loss.needs:
+            targets = self.targets
+            positive = targets.positive_score[block].unsqueeze(1)
+            scores = torch.cat([positive, targets.negative_score[block]], dim=1)
+            teacher = TeacherScores(places, scores)
+        masked = loss.false_negatives
+        if "teacher_vectors" in loss.needs:
+            vectors = self._vectors_of_teachers(block, rows, first)
+            if masked is not None and masked.by == "teachers":
+                mask = mask & ~_above_positive(vectors, masked.margin)
+        if masked is not None and masked.by == "own":
+            cosines = similarities(self.queries[block].detach(), theirs.detach())
+            limit = cosines.gather(1, places[:, :1]) + masked.margin
+            mask = mask & (cosines <= limit).scatter(1, places[:, :1], True)
+            further = [not_above(one, limit) for one in further]
+        positives = None
+        if self.further_positives is not None:
+            there = self.targets.further_positives[block] >= 0
+            positives = FurtherPositives(self.further_positives[block], there)
+        read = teacher, vectors, hard, tuple(further), positives
+        return Candidates(theirs, places[:, 0], mask, *read)
+
+    def _vectors_of_teachers(self, block: slice, rows: Rows, first: int) -> TeacherVectors:
+        columns = self.columns
+        return TeacherVectors(
+            tuple(v[self.targets.query[block]] for v in self.targets.teacher_vectors),
+            tuple(v[block] if columns is None else v for v in self.taught),
+            self.places[block],
+            self.documents[block] >= 0,
+            own_documents(rows) if columns is None else batch_documents(rows, columns, first),
+        )
+
+
+def _seen_candidates(candidates: Candidates, view: View) -> Candidates:
+    """Convert all vectors of the model to the form of a view."""
+    further = [
+        replace(one, anchors_BD=seen(one.anchors_BD, view), others_ND=seen(one.others_ND, view))
+        for one in candidates.further
+    ]
+    positives = candidates.further_positives
+    if positives is not None:
+        positives = replace(positives, vectors_BPD=seen(positives.vectors_BPD, view))
+    return replace(
+        candidates,
+        vectors=seen(candidates.vectors, view),
+        further=tuple(further),
+        further_positives=positives,
+    )
 
 
 def contrastive_loss(
@@ -117,33 +259,8 @@ def contrastive_loss(
     assert isinstance(stage.loss, Contrastive)
     loss, width = stage.loss, embeddings.shape[1]
     stage.check_widths(width)
-    not_negatives = targets.not_negatives
-    masked = loss.false_negatives
-    if masked is not None and masked.by == "mining":
-        above = above_positive(
-            rows.negatives,
-            targets.negative_score,
-            targets.positive_score,
-            masked.margin,
-        )
-        not_negatives = torch.cat([not_negatives, above], dim=1)
-    documents = torch.cat([targets.positive.unsqueeze(1), targets.negatives], dim=1)
-    scores = torch.cat([targets.positive_score.unsqueeze(1), targets.negative_score], dim=1)
-    # A missing negative takes any vector's place; the mask keeps it out of the loss.
-    candidates = embeddings[documents.clamp(min=0)]
-    queries = embeddings[targets.query]
-    num_rows, num_negatives = targets.negatives.shape
     in_batch = stage.batch.in_batch_negatives
-    if in_batch:
-        first_row = rank() * num_rows
-        local = _by_column(candidates)
-        columns = targets.columns or Columns.of(gathered(rows), num_rows)
-        places = own_places(num_rows, first_row, num_negatives, embeddings.device)
-        candidates = gather_with_gradient(local)
-        taught = [gather(_by_column(v[documents.clamp(min=0)])) for v in targets.teacher_vectors]
-    else:
-        taught = [v[documents.clamp(min=0)] for v in targets.teacher_vectors]
-        places = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    batch = _Compared.of(embeddings, rows, targets, loss, in_batch)
     views = views_of(loss, width)
     spread = [View(d, "float32") for d in (width, *loss.dimensions)] if loss.spread_out else []
 
@@ -151,39 +268,19 @@ def contrastive_loss(
         """Compute the rows' loss at each width and number type, and the sums of similarities that
         the spread-out term needs.
         """
-        some = rows.each(lambda values: values[block])
-        if in_batch:
-            first = first_row + block.start
-            mask = batch_candidates(some, not_negatives[block], columns, first)
-        else:
-            mask = own_candidates(some, not_negatives[block])
-        theirs = candidates if in_batch else candidates[block]
-        teacher = vectors = None
-        if "teacher_scores" in loss.needs:
-            teacher = TeacherScores(places[block], scores[block])
-        if "teacher_vectors" in loss.needs:
-            vectors = TeacherVectors(
-                tuple(v[targets.query[block]] for v in targets.teacher_vectors),
-                tuple(v if in_batch else v[block] for v in taught),
-                places[block],
-                documents[block] >= 0,
-                batch_documents(some, columns, first) if in_batch else own_documents(some),
-            )
-            if masked is not None and masked.by == "teachers":
-                mask = mask & ~_above_positive(vectors, masked.margin)
-
-        def among(view: View) -> Candidates:
-            return Candidates(seen(theirs, view), places[block, 0], mask, teacher, vectors)
-
+        queries, among = batch.queries[block], batch.candidates(block)
         return (
-            *(loss.of_rows(seen(queries[block], view), among(view), parameters) for view in views),
-            *(product_sums(seen(queries[block], view), among(view)) for view in spread),
+            *(
+                loss.of_rows(seen(queries, v), _seen_candidates(among, v), parameters)
+                for v in views
+            ),
+            *(product_sums(seen(queries, v), _seen_candidates(among, v)) for v in spread),
         )
 
     found = in_row_blocks(
         of_block,
-        num_rows,
-        len(candidates) if in_batch else 1,
+        len(batch.queries),
+        len(batch.vectors) if in_batch else 1,
         loss.row_blocks,
         embeddings.device,
     )
@@ -282,33 +379,6 @@ def pairwise_loss(
         for view in views_of(loss, width)
     ]
     return torch.stack(of_view).sum()
-
-
-def check_rows(batch: StepBatch, stage: StageConfig) -> None:
-    """Check that the rows have the labels and scores that the loss needs.
-
-    Raises:
-        DataError: one has no graded similarity, or there are no vectors of the stage's teachers.
-    """
-    found, teachers = len(batch.teacher_vectors), len(stage.teachers)
-    if "teacher_vectors" in stage.loss.needs and found != teachers:
-        raise DataError(
-            f"stage {stage.name!r}: step {batch.step} has vectors of {found} teachers, but "
-            f"the loss {stage.loss.kind!r} needs vectors of the stage's {teachers} "
-            "teachers; prepare the stage's batch plan again"
-        )
-    if "similarity" not in stage.loss.needs:
-        return
-    without = [batch.dataset[row] for row in np.flatnonzero(np.isnan(batch.similarity))]
-    if not without:
-        return
-    raise DataError(
-        f"stage {stage.name!r}: the loss {stage.loss.kind!r} needs a graded similarity for "
-        f"each row, but {len(without)} of this worker's {len(batch.dataset)} rows of step "
-        f"{batch.step} have none; they are from the data sets "
-        f"{', '.join(sorted(set(without)))}. Remove these data sets from the stage's "
-        "datasets, or use another loss."
-    )
 
 
 def rows_of(batch: StepBatch, device: torch.device) -> Rows:

@@ -17,6 +17,7 @@ from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import StepBatch
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.grad_cache import ContextPasses
+from rayembed.errors import DataError
 from rayembed.losses.candidates import Rows, num_repeated
 from rayembed.models.attention.unpadded import packs
 from rayembed.models.contract import EmbeddingModel, Tokens, cost, moved
@@ -211,6 +212,33 @@ def collated_step(
         micro_batches=micro_batches,
         filler=micro_batch([cuts[-1][-1]]),
         context=context,
+    )
+
+
+def check_rows(batch: StepBatch, stage: StageConfig) -> None:
+    """Check that the rows have the labels and scores that the loss needs.
+
+    Raises:
+        DataError: one has no graded similarity, or there are no vectors of the stage's teachers.
+    """
+    found, teachers = len(batch.teacher_vectors), len(stage.teachers)
+    if "teacher_vectors" in stage.loss.needs and found != teachers:
+        raise DataError(
+            f"stage {stage.name!r}: step {batch.step} has vectors of {found} teachers, but "
+            f"the loss {stage.loss.kind!r} needs vectors of the stage's {teachers} "
+            "teachers; prepare the stage's batch plan again"
+        )
+    if "similarity" not in stage.loss.needs:
+        return
+    without = [batch.dataset[row] for row in np.flatnonzero(np.isnan(batch.similarity))]
+    if not without:
+        return
+    raise DataError(
+        f"stage {stage.name!r}: the loss {stage.loss.kind!r} needs a graded similarity for "
+        f"each row, but {len(without)} of this worker's {len(batch.dataset)} rows of step "
+        f"{batch.step} have none; they are from the data sets "
+        f"{', '.join(sorted(set(without)))}. Remove these data sets from the stage's "
+        "datasets, or use another loss."
     )
 
 

@@ -49,12 +49,11 @@ from rayembed.models.contract import (
 )
 from rayembed.models.loading.load import load_model
 from rayembed.training.contrastive.batch_loss import (
-    check_rows,
     contrastive_loss,
     gathered,
     pairwise_loss,
 )
-from rayembed.training.contrastive.collated import CollatedStep, Needed, collated_step
+from rayembed.training.contrastive.collated import CollatedStep, Needed, check_rows, collated_step
 from rayembed.training.contrastive.engine_module import (
     named_values,
     parameter_shapes,
@@ -212,7 +211,7 @@ class EmbeddingObjective(Objective):
     ) -> PairSteps:
         """Return the builder of this worker's share of each batch."""
         tokenizer = stage_tokenizer(stage, model.tokenizer)
-        return PairSteps(plan, tokenizer, rank(), world_size())
+        return PairSteps(plan, tokenizer, rank(), world_size(), stage.batch.num_positives)
 
     def source(self, plan: BatchPlan, step: int) -> str:
         """Name the data sets that a step's batch comes from, for messages."""
