@@ -18,7 +18,7 @@ class CrossEncoderConfig(ArchitectureConfig):
 
     architecture: ClassVar[str] = "crossrank.model:CROSS_ENCODER"
 
-    kind: Literal["cross_encoder"] = "cross_encoder"
+    kind: Literal["pair_scorer"] = "pair_scorer"
 
 
 class PairCrossEntropy(LossConfig):

@@ -70,7 +70,7 @@ def load_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
     try:
         with (
             torch.random.fork_rng(devices=[]),
-            _without_loading_report(),
+            without_loading_report(),
             no_pickled_objects(folder),
         ):
             model, report = transformers.AutoModel.from_pretrained(
@@ -126,7 +126,7 @@ def check_not_quantised(parts: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _without_loading_report() -> Iterator[None]:
+def without_loading_report() -> Iterator[None]:
     """Suppress transformers' reports of weights that are left out on purpose (heads, cut layers) or
     not covered by tensor parallelism.
 
