@@ -9,9 +9,13 @@ import torch
 from sentence_transformers import CrossEncoder
 from tiny_scorers import PAIRS, QUERY, save_scorer
 
+from rayembed.errors import ConfigError
 from rayembed.models.loading.load import load_model
+from rayembed_extras.serving import on_ray
+from rayembed_extras.serving.job import pin
 from rayembed_extras.serving.pair_service import PairService
 from rayembed_extras.serving.service import ServiceError
+from rayembed_extras.serving.settings import Limits, ServedModel, ServingConfig
 
 DOCUMENTS = [document for _, document in PAIRS]
 
@@ -60,3 +64,17 @@ def test_a_pair_that_is_cut_is_refused_when_asked(served):
 def test_vectors_are_refused(path, body, served):
     with pytest.raises(ServiceError, match="is a reranker, which gives no vectors"):
         asyncio.run(served[0].answer(path, body))
+
+
+def test_a_replica_loads_a_reranker_and_settings_of_vectors_are_refused(served, tmp_path):
+    folder = str(save_scorer(tmp_path / "scorer"))
+    given = ServedModel(name="judge", model=folder, use_gpu=False)
+    config = ServingConfig(models=(given,), storage_path=str(tmp_path))
+    assert pin(config).models == (given,)
+    service = on_ray.load(given, Limits(), None)
+    body = {"query": QUERY, "texts": DOCUMENTS}
+    found = [one["index"] for one in answered(service, "/rerank", body)]
+    assert found == np.argsort(-served[1], kind="stable").tolist()
+    with_arrays = given.model_copy(update={"token_arrays": "model"})
+    with pytest.raises(ConfigError, match=r"models.judge.token_arrays has no effect"):
+        pin(config.model_copy(update={"models": (with_arrays,)}))

@@ -17,6 +17,7 @@ class CrossEncoderConfig(ArchitectureConfig):
     """An encoder that reads query and document together and gives one score (arXiv 1901.04085)."""
 
     architecture: ClassVar[str] = "crossrank.model:CROSS_ENCODER"
+    embeds: ClassVar[bool] = False
 
     kind: Literal["pair_scorer"] = "pair_scorer"
 
