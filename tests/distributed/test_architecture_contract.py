@@ -6,7 +6,7 @@ The files beside this one look deeper into each: resumed runs, other stages, a l
 
 import pytest
 from run_distributed import run_distributed
-from tiny_folders import tiny_parts, tiny_settings
+from tiny_folders import KINDS, tiny_parts, tiny_settings
 from train_made_up import distance, train_or_resume
 
 from rayembed.config.model import ARCHITECTURES
@@ -16,7 +16,6 @@ from rayembed.models.loading.build import build_model
 
 pytestmark = pytest.mark.distributed
 
-KINDS = list(ARCHITECTURES.classes())
 STAGE = parse(
     StageConfig,
     {

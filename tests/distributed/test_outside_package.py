@@ -20,7 +20,7 @@ pytestmark = pytest.mark.distributed
 PLATFORM = Path(rayembed.__file__).parents[1]
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 POINTS = """[rayembed.architectures]
-cross_encoder = crossrank.config:CrossEncoderConfig
+pair_scorer = crossrank.config:CrossEncoderConfig
 
 [rayembed.losses]
 pair_cross_entropy = crossrank.config:PairCrossEntropy
@@ -38,7 +38,7 @@ rank, workers = map(int, sys.argv[3:])
 run = parse(Run, {
     "name": "ranker",
     "model": {
-        "kind": "cross_encoder",
+        "kind": "pair_scorer",
         "backbone": {"path": str(folder / "encoder"), "dtype": "float32"},
         "query_max_length": 40,
         "document_max_length": 40,
@@ -189,4 +189,4 @@ def test_a_loss_of_embeddings_is_refused_by_its_objective(package):
 def test_without_the_package_neither_is_known(package):
     codes, printed = train(package, "pair_cross_entropy", 1, visible=False)
     assert codes == [1]
-    assert "model.kind = 'cross_encoder': must be one of" in printed[0]
+    assert "model.kind = 'pair_scorer': must be one of" in printed[0]

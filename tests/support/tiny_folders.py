@@ -111,5 +111,8 @@ def save_nvembed(folder: Path, *, seed: int = 1) -> Path:
     return save_tiny("nvembed", folder, seed=seed)
 
 
+KINDS = [kind for kind, cls in TABLE.classes().items() if cls.embeds]
+"""Kinds of all architectures that give vectors; those of further packages may give scores."""
+
 ARCHITECTURES = {kind: partial(save_tiny, kind) for kind in TINY}
 """`kind` of a model's settings → what saves a tiny one."""

@@ -51,7 +51,16 @@ def made_up_batch(model, stage, step):
 
 
 def train_made_up(
-    engine, model, stage, settings, *, start=0, run_step=None, callbacks=(), **functions
+    engine,
+    model,
+    stage,
+    settings,
+    *,
+    start=0,
+    run_step=None,
+    objective=None,
+    callbacks=(),
+    **functions,
 ):
     """Trainable weights on this worker after the stage.
 
@@ -62,7 +71,7 @@ def train_made_up(
         stage,
         Placement(),
         model,
-        MadeUp(run_step),
+        objective or MadeUp(run_step),
         PLAN,
         seed=0,
         run_fingerprint="run",
@@ -98,12 +107,14 @@ def train_or_resume(
     forget_moments=False,
     device="cpu",
     unpadded="auto",
+    objective=None,
 ):
     """Trainable weights on this worker after all steps, from the start or from a checkpoint.
 
     Args:
         save: folder of the checkpoint, which is that of the first step at which there is one.
         resume: such a folder.
+        objective: makes batches and runs steps; None: contrastive over made-up records.
     """
     model = build_model(config, folders, seed=3)
     checkpoint = None
@@ -122,7 +133,15 @@ def train_or_resume(
             checkpoint.restore(engine)
     # Micro-batches of other sizes on each worker, so that some are fillers.
     settings = StepSettings(60 + 30 * dist.get_rank(), cache, torch.device(device))
-    return train_made_up(engine, model, stage, settings, start=start, callbacks=[KeepFirst(save)])
+    return train_made_up(
+        engine,
+        model,
+        stage,
+        settings,
+        start=start,
+        objective=objective,
+        callbacks=[KeepFirst(save)],
+    )
 
 
 def distance(left, right):

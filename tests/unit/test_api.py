@@ -24,7 +24,7 @@ from rayembed.api import calls, measure, training
 from rayembed.api.callbacks import Evaluate
 from rayembed.api.calls import EncodingProgress
 from rayembed.api.measure import _beir_folder
-from rayembed.api.training import _look_at
+from rayembed.api.training import look_at
 from rayembed.data.epochs import resolve
 from rayembed.data.given_rows import rows_file, table_of_rows
 from rayembed.data.plan.batch_plan import BatchPlan
@@ -620,7 +620,7 @@ def test_rows_in_memory_have_every_column_that_any_row_has(tmp_path):
         table = table_of_rows(given)
         assert set(table.column_names) == columns
         assert table["negatives"].to_pylist() == [None, ["n", "m"], None, None]
-    look = _look_at(rows_file(rows, str(tmp_path)), delimiter=None, encoding=None)
+    look = look_at(rows_file(rows, str(tmp_path)), delimiter=None, encoding=None)
     assert (look.columns, look.negatives) == (columns, 2)
 
 

@@ -2,12 +2,11 @@
 
 import architecture_contract as contract
 import pytest
-from tiny_folders import TINY, tiny_parts, tiny_settings
+from tiny_folders import KINDS, TINY, tiny_parts, tiny_settings
 
 from rayembed.config.model import ARCHITECTURES
 
-KINDS = list(ARCHITECTURES.classes())
-ADAPTED = [kind for kind, cls in ARCHITECTURES.classes().items() if "lora" in cls.model_fields]
+ADAPTED = [kind for kind in KINDS if "lora" in ARCHITECTURES.classes()[kind].model_fields]
 
 
 @pytest.fixture(scope="module")

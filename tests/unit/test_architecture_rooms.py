@@ -15,7 +15,11 @@ from rayembed.config.model import ARCHITECTURES
 from rayembed.config.settings import kind_of
 
 ROOT = Path(rayembed.__file__).parent
-CLASSES = ARCHITECTURES.classes()
+CLASSES = {
+    kind: cls
+    for kind, cls in ARCHITECTURES.classes().items()
+    if cls.__module__.startswith("rayembed.")
+}
 FOLDERS = sorted({Path(*cls.__module__.split(".")[1:-1]) for cls in CLASSES.values()})
 MAY_KNOW = (
     "recipes",

@@ -17,7 +17,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from made_records import made_records
 
-from rayembed.api.training import _look_at
+from rayembed.api.training import look_at
 from rayembed.config.held_out import HeldOutIds
 from rayembed.data.cleaning.evaluation_texts import find_sources, read_texts
 from rayembed.data.given_rows import rows_file
@@ -111,7 +111,7 @@ def test_what_a_writer_of_a_format_wrote_is_read(rows, form, bytes_of_a_piece):
         WRITERS[form](path, [{"query": q, "positive": p} for q, p in rows])
         assert read_pairs(folder, path) == rows
         assert list(documents_in(str(path), "positive")) == [p for _, p in rows]
-        look = _look_at(str(path), delimiter=None, encoding=None)
+        look = look_at(str(path), delimiter=None, encoding=None)
         assert (look.rows, look.columns) == (len(rows), {"query", "positive"})
         own = [{"sentence1": q, "sentence2": p, "label": i % 2} for i, (q, p) in enumerate(rows)]
         if len(own) > 1:
@@ -200,7 +200,7 @@ def with_quote(line: str, cell: int, *, end: bool = False) -> str:
 READERS: dict[str, Callable[[Path, Path], Any]] = {
     "pairs": read_pairs,
     "documents": lambda folder, path: list(documents_in(str(path), "positive")),
-    "train": lambda folder, path: _look_at(str(path), delimiter=None, encoding=None),
+    "train": lambda folder, path: look_at(str(path), delimiter=None, encoding=None),
     "own table": lambda folder, path: write_tables(
         (OwnTable(str(path), "test", tuple(list_pieces(str(path)))),), "pairs", folder
     ),
@@ -351,7 +351,7 @@ def test_what_quotes_are_can_be_set_for_a_job(tmp_path):
     for quotes in ("csv", "none"):
         records, _ = made_records(tmp_path / quotes, {**source, "quotes": quotes})
         seen[quotes] = [(record.query, *record.positives) for record in records]
-        assert _look_at(source["path"], delimiter=None, encoding=None, quotes=quotes).rows == len(
+        assert look_at(source["path"], delimiter=None, encoding=None, quotes=quotes).rows == len(
             seen[quotes]
         )
     assert seen["csv"] == [("q", "open\nr,a 12"), ("s", "t")]
@@ -522,7 +522,7 @@ def test_empty_negatives_in_memory_are_none(tmp_path):
 def test_lists_that_are_no_json_are_neither_counted_as_none_nor_taken_in_memory(tmp_path):
     cell = "['a', 'b']"
     write_jsonl(tmp_path / "a.jsonl", [{"query": "q", "positive": "p", "negatives": cell}])
-    assert _look_at(str(tmp_path / "a.jsonl"), delimiter=None, encoding=None).negatives == 1
+    assert look_at(str(tmp_path / "a.jsonl"), delimiter=None, encoding=None).negatives == 1
     with pytest.raises(DataError, match=r"row 0: the negatives are .*written as a text"):
         rows_file([("q", "p", cell)], str(tmp_path))
 
@@ -580,7 +580,7 @@ def test_a_column_may_begin_in_any_row_of_jsonl(tmp_path):
         {**row, "negatives": ["n n", "m m"]}
     ]
     write_jsonl(tmp_path / "a.jsonl", late)
-    assert _look_at(str(tmp_path / "a.jsonl"), delimiter=None, encoding=None).negatives == 2
+    assert look_at(str(tmp_path / "a.jsonl"), delimiter=None, encoding=None).negatives == 2
     source = {"kind": "pairs", "path": str(tmp_path / "a.jsonl")}
     _, made = made_records(tmp_path / "out", source)
     assert made.manifest["unread_columns"] == [{"column": "negatives"}]
@@ -594,7 +594,7 @@ def test_lists_in_a_csv_are_counted_as_negatives(tmp_path):
     cells = [json.dumps(["n", "m", "o"]), "one text"]
     rows = [{"query": f"q{i}", "positive": "p", "negatives": c} for i, c in enumerate(cells)]
     write_csv(tmp_path / "a.csv", rows)
-    assert _look_at(str(tmp_path / "a.csv"), delimiter=None, encoding=None).negatives == 3
+    assert look_at(str(tmp_path / "a.csv"), delimiter=None, encoding=None).negatives == 3
 
 
 # ---- encodings, numbers, headers

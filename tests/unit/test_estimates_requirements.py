@@ -4,10 +4,9 @@ import json
 
 import pytest
 import torch
-from tiny_folders import tiny_parts, tiny_settings
+from tiny_folders import KINDS, tiny_parts, tiny_settings
 from tiny_models import save_decoder
 
-from rayembed.config.model import ARCHITECTURES
 from rayembed.config.override import override
 from rayembed.config.placement import Placement
 from rayembed.errors import ConfigError
@@ -199,7 +198,7 @@ def test_the_backbone_of_the_nomic_quickstart_can_be_upcycled():
     assert PUBLISHED[path]["model_type"] in CONVERTIBLE
 
 
-@pytest.mark.parametrize("kind", list(ARCHITECTURES.classes()))
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_architecture_is_counted_as_it_is_built(kind, tmp_path):
     config, parts = tiny_settings(kind), tiny_parts(kind, tmp_path)
     model = build_model(config, parts, seed=1)

@@ -34,7 +34,8 @@ class Noted(EncodingWorker):
 
 
 def test_no_architecture_is_left_out():
-    assert {kind_of(config) for config in members(ModelConfig)} == set(ARCHITECTURES)
+    embed = [config for config in members(ModelConfig) if config.embeds]
+    assert {kind_of(config) for config in embed} == set(ARCHITECTURES)
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)

@@ -99,7 +99,7 @@ def test_the_core_alone_imports_lists_its_jobs_and_resolves_its_recipes(tmp_path
     alone = stands(copy_without(tmp_path, *COMPANIONS), "every module")
     assert {"biencoder", "nvembed-quickstart", "pairs"} <= {*alone["recipes"]}
     assert {*alone["recipes"]} < {*whole["recipes"]}
-    assert len(whole["recipes"]) == 36 + 7, "runs, and recipes of data"
+    assert len(whole["recipes"]) == 37 + 7, "runs, and recipes of data"
     assert len(alone["jobs"]) < len(whole["jobs"])
     assert {"train", "prepare", "mine", "evaluate", "register"} <= {*alone["jobs"]}
     assert alone["benchmarks"] == []

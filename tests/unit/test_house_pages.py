@@ -62,6 +62,7 @@ APPLIED = {
     "own_source": "unit/test_docs_own_source.py",
     "own_training": "distributed/test_docs_own_training.py",
     "README": "unit/test_readme_python.py",
+    "rerankers": "unit/test_reranking_docs.py",
     "stores": "unit/test_indexing_docs.py",
     "verification": "unit/test_verification_targets.py",
 }

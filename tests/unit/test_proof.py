@@ -13,9 +13,8 @@ import torch
 from proved_models import save_proved
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from tiny_folders import save_tiny, tiny_parts, tiny_settings
+from tiny_folders import KINDS, save_tiny, tiny_parts, tiny_settings
 
-from rayembed.config.model import ARCHITECTURES
 from rayembed.errors import ArtifactError
 from rayembed.models.loading.build import build_model
 from rayembed.models.loading.files import count_parameters, weights_fingerprint
@@ -28,8 +27,6 @@ from rayembed.proof.texts import FOR_MISTAKES, proof_texts
 from rayembed.proof.write import TOLERANCE, tolerances, write_proof
 from rayembed.registry.card_parts import FOLDER, proof_section
 from rayembed.training.checkpoints.export import upload_model
-
-KINDS = list(ARCHITECTURES.classes())
 
 
 @pytest.fixture(scope="module")

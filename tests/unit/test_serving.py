@@ -713,7 +713,7 @@ def test_equal_documents_keep_their_order_and_have_one_score():
         query, document, better = unit_rows(random, 3)
         vectors = np.stack([query, *[document] * number, query + better])
         ranked = _ranked(Embedded(vectors, range(number + 2), 0, []))
-        equal = [(index, score) for index, score in ranked if index != number]
+        equal = [(index, score) for index, score, _ in ranked if index != number]
         assert [index for index, _ in equal] == list(range(number))
         assert len({score for _, score in equal}) == 1
 

@@ -4,9 +4,8 @@ import pytest
 from architecture_contract import moved, of_corpus
 from proved_models import save_proved
 from sentence_transformers import SentenceTransformer
-from tiny_folders import tiny_parts, tiny_settings
+from tiny_folders import KINDS, tiny_parts, tiny_settings
 
-from rayembed.config.model import ARCHITECTURES
 from rayembed.models.loading.build import build_model
 from rayembed.models.loading.load import load_model
 from rayembed.proof.proof import read_proof
@@ -39,7 +38,7 @@ def read_by(model, text, limit):
     return len(made["input_ids"])
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES.classes())
+@pytest.mark.parametrize("kind", KINDS)
 def test_both_roles_have_texts_around_the_limit(kind, tmp_path):
     parts = tiny_parts(kind, tmp_path / "parts")
     model = of_corpus(moved(build_model(tiny_settings(kind), parts, seed=1)))

@@ -185,7 +185,7 @@ def train(
         "model.backbone.path": reference_of(model),
         "placement.storage_path": storage,
         "placement.workers": workers,
-        "stages.finetune.loss": None if loss is None else _loss_settings(loss),
+        "stages.finetune.loss": None if loss is None else loss_settings(loss),
         f"{_DATASET}.query_instruction": query_instruction,
         "stages.finetune.batch.global_pairs": batch_size,
         "stages.finetune.epochs": epochs,
@@ -229,9 +229,9 @@ def _run_over(
         RayembedError: as `train`.
     """
     form = {name: settings.get(f"{_DATASET}.source.{name}") for name in _FORM}
-    look = _look_at(path, **form)
+    look = look_at(path, **form)
     seen: dict[str, Any] = {f"{_DATASET}.source.path": path}
-    share = _share(look.documents)
+    share = held_out_share(look.documents)
     held_out = {} if share == 0.1 else {f"{_DATASET}.held_out.share": share}
     seen |= held_out if share else _UNSCORED
     if {"sentence1", "sentence2", "score"} <= look.columns:
@@ -250,7 +250,12 @@ def _run_over(
     return run.model_copy(update={"name": name or default_name("pairs", run, look.keys)})
 
 
-def _loss_settings(loss: object) -> dict[str, Any]:
+def loss_settings(loss: object) -> dict[str, Any]:
+    """Convert a loss, or the name of one, to settings.
+
+    Raises:
+        ConfigError: it is neither.
+    """
     if isinstance(loss, LossConfig):
         return loss.model_dump(mode="json")
     if isinstance(loss, str):
@@ -278,7 +283,7 @@ _MANY_DOCUMENTS = 10 * (_HELD_OUT + 1)
 
 
 @dataclass
-class _Look:
+class RowsLook:
     """Properties of the training rows, from which `train` derives default settings."""
 
     rows: int = 0
@@ -297,9 +302,9 @@ _FORM = ("delimiter", "encoding", "quotes")
 """Settings of a source that describe the format of its files."""
 
 
-def _look_at(
+def look_at(
     path: str, *, delimiter: str | None, encoding: str | None, quotes: str | None = None
-) -> _Look:
+) -> RowsLook:
     """Read the training rows once for the properties that default settings depend on; of large
     files only the first rows.
 
@@ -310,7 +315,7 @@ def _look_at(
     from rayembed.data.sources.rows import Row, read_rows
 
     pieces = list_pieces(path, delimiter=delimiter, encoding=encoding, quotes=quotes)
-    look, seen = _Look(keys=[piece.key for piece in pieces]), set[int]()
+    look, seen = RowsLook(keys=[piece.key for piece in pieces]), set[int]()
     for row in (row for piece in pieces for row in read_rows(piece)):
         look.rows += 1
         if not isinstance(row, Row):
@@ -339,7 +344,7 @@ def _negatives_in(row: "Row") -> int:
         return 1
 
 
-def _share(documents: int) -> float | None:
+def held_out_share(documents: int) -> float | None:
     """Share of documents to hold out: at least a tenth, more for small sets, None for very small
     ones.
     """

@@ -33,6 +33,9 @@ class ArchitectureConfig(Settings):
     """Import string of the architecture's code, an object of `models.architecture.Architecture`."""
     prompt_table: ClassVar[str | None] = None
     """Table of published prompts that fits the architecture; None for none."""
+    embeds: ClassVar[bool] = True
+    """Whether the model gives vectors of texts. A model that gives scores of pairs is trained and
+    saved as others are, but not scored, proved or registered as an embedding model."""
 
     kind: str
     """Name of the architecture."""

@@ -82,6 +82,7 @@ class Run(NamedRun):
         for stage in self.stages:
             check_negatives(stage, [datasets[name] for name in stage.datasets])
         self._check_held_out()
+        self._check_embeds()
         if self.evaluation.guard is not None:
             kept, holds_out = self.placement.keep_checkpoints, bool(self.held_out_datasets)
             check_guard(self.evaluation.guard, self.evaluation, holds_out, kept)
@@ -112,6 +113,24 @@ class Run(NamedRun):
                     "or mteb"
                 )
             check_names("evaluation.validation.weights", validation.weights, self.validation_names)
+
+    def _check_embeds(self) -> None:
+        """Raise if a run whose model gives no vectors is to be scored as an embedding model."""
+        set_anyway = [
+            name
+            for name, given in (
+                ("guard", self.evaluation.guard is not None),
+                ("validation", self.evaluation.validation is not None),
+                ("reranker", self.evaluation.reranker is not None),
+                ("baselines", bool(self.evaluation.baselines)),
+            )
+            if given
+        ]
+        if set_anyway and not self.model.embeds:
+            raise ValueError(
+                f"evaluation.{set_anyway[0]} has no effect, because a model of the kind "
+                f"{self.model.kind!r} gives no vectors that could be scored; leave it out"
+            )
 
     def check_choice(self) -> None:
         """Check that validation, if it is to keep the best weights, scores at least one step before
@@ -144,7 +163,11 @@ class Run(NamedRun):
 
     @property
     def takes_scores(self) -> bool:
-        """Whether the run scores its models, on named tasks or on held-out parts."""
+        """Whether the run scores its models, on named tasks or on held-out parts; never a model
+        that gives no vectors.
+        """
+        if not self.model.embeds:
+            return False
         return self.evaluation.any_tasks or bool(self.held_out_datasets)
 
     @property

@@ -41,8 +41,8 @@ def check_job(run: Run, kind: str) -> None:
     own = SCRIPTS.get(run.model.kind)
     if run.model.kind != kind and own is not None:
         raise ConfigError(
-            f"the run {run.name!r} has model.kind {run.model.kind!r}, but jobs/{SCRIPTS[kind]}.py "
-            f"only trains {kind!r}; start it with jobs/{own}.py or rayembed train"
+            f"the run {run.name!r} has model.kind {run.model.kind!r}, but this job only trains "
+            f"{kind!r}; start it with jobs/{own}.py or rayembed train"
         )
 
 

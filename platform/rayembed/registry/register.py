@@ -67,7 +67,8 @@ def format_requirements(folder: Path) -> list[str]:
 def _of_other_packages() -> set[str]:
     """Names of installed packages, other than rayembed, that add architectures."""
     members = [(one.__module__, one.architecture) for one in architecture_classes()]
-    modules = {name.partition(".")[0] for both in members for name in both} - {"rayembed"}
+    modules = {name.partition(".")[0] for both in members for name in both}
+    modules -= {"rayembed", *COMPANIONS}
     provided = packages_distributions() if modules else {}
     for name in modules - provided.keys():
         _logger.warning(

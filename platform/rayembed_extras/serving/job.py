@@ -7,7 +7,7 @@ import threading
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.display.progress import doing
-from rayembed.errors import require_packages
+from rayembed.errors import ConfigError, require_packages
 from rayembed.pipeline.job import Job, JobContext, Reader, option
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.registry.indexes import open_index
@@ -46,12 +46,26 @@ def _pinned(served: ServedModel, tracking_uri: str | None) -> ServedModel:
     if not served.model.startswith(SCHEME):
         from rayembed.models.loading.load import check_loadable
 
-        check_loadable(resolve_model(served.model))
+        config = check_loadable(resolve_model(served.model), embeds=False)
+        for name in ("index", "token_arrays"):
+            if not config.embeds and getattr(served, name) is not None:
+                raise ConfigError(
+                    f"models.{served.name}.{name} has no effect: the model {served.model!r} is a "
+                    "reranker, which gives no vectors; leave it out"
+                )
         return served
     pinned = pinned_reference(served.model, tracking_uri)
     if pinned != served.model:
         logger.info("serving the model %s, which now resolves to %s", served.model, pinned)
     return served.model_copy(update={"model": pinned})
+
+
+def _embeds(served: ServedModel) -> bool:
+    """Whether the model gives vectors, as all registered ones do."""
+    from rayembed.models.loading.load import settings_of
+
+    registered = served.model.startswith(SCHEME)
+    return registered or settings_of(resolve_model(served.model)).embeds
 
 
 def _serve(config: ServingConfig, context: JobContext) -> None:
@@ -79,13 +93,15 @@ def _serve(config: ServingConfig, context: JobContext) -> None:
         address = f"http://{config.host}:{config.port}/v1"
         for model in config.models:
             context.out.write(
-                f"{model.model} is served as {model.name!r} at {address}/embeddings\n"
+                f"{model.model} is served as {model.name!r} at {address}/"
+                f"{'embeddings' if _embeds(model) else 'rerank'}\n"
             )
-        context.out.write(
-            f"  OpenAI(base_url={address!r}, api_key=…).embeddings.create("
-            f"model='{config.models[0].name}:query', input=[…])\n"
-            "stop it with Ctrl-C\n"
-        )
+        if _embeds(config.models[0]):
+            context.out.write(
+                f"  OpenAI(base_url={address!r}, api_key=…).embeddings.create("
+                f"model='{config.models[0].name}:query', input=[…])\n"
+            )
+        context.out.write("stop it with Ctrl-C\n")
         context.out.flush()
         stopped = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):  # until now they ended the start

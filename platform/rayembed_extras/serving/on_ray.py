@@ -22,6 +22,7 @@ from rayembed.registry.index_tags import indexes_of
 from rayembed.registry.indexes import open_index
 from rayembed.registry.registered_model import find_folder
 from rayembed_extras.serving.app import make_app
+from rayembed_extras.serving.pair_service import PairService
 from rayembed_extras.serving.routes import model_tokenizer, named_tokenizer
 from rayembed_extras.serving.service import Answer, EmbeddingService, ServiceError, State
 from rayembed_extras.serving.settings import Limits, ServedModel, ServingConfig
@@ -134,6 +135,14 @@ def load(
         tokenizer = model_tokenizer(model)
     elif served.token_arrays is not None:
         tokenizer = named_tokenizer(served.token_arrays)
+    if not model.config.embeds:
+        return PairService(
+            served.name,
+            model,
+            source=served.model,
+            tokens_per_batch=served.tokens_per_batch,
+            limits=limits,
+        )
     index = None
     if served.index is not None:
         weights = weights_fingerprint(folder)

@@ -52,6 +52,9 @@ class Embedded:
     """Indices of texts longer than the model's maximum length."""
     space: IndexSpace | None = None
     """Space of the index to which the vectors belong; None: of no index."""
+    scores: np.ndarray | None = None
+    """(N,) scores of a ranking's documents by a reranker, before a sigmoid; None: cosines of the
+    vectors rank them."""
 
 
 class Call(NamedTuple):
@@ -67,6 +70,8 @@ class Call(NamedTuple):
     for_index: bool = True
     """Whether the vectors shall belong to the served model's index, if it has one: not those of a
     ranking, which compares its texts with each other."""
+    ranks: bool = False
+    """Whether the call ranks its other texts by its first one."""
     searches: bool = False
     """Whether `answer` searches the index, and so waits for its store."""
 
@@ -146,8 +151,8 @@ def rerank(request: Mapping[str, Any], offer: Offer) -> Call:
 
     def answer(found: Embedded) -> Iterator[str]:
         ranked: list[dict[str, Any]] = []
-        for i, score in _ranked(found):
-            ranked.append({"index": i, "score": score if raw else (1 + score) / 2})
+        for i, score, relevance in _ranked(found):
+            ranked.append({"index": i, "score": score if raw else relevance})
             if shown:
                 ranked[-1]["text"] = texts[i].text
         yield json.dumps(ranked)
@@ -170,8 +175,8 @@ def rank_documents(request: Mapping[str, Any], offer: Offer) -> Call:
 
     def answer(found: Embedded) -> Iterator[str]:
         results: list[dict[str, Any]] = []
-        for i, score in _ranked(found)[:top]:
-            results.append({"index": i, "relevance_score": (1 + score) / 2})
+        for i, _, relevance in _ranked(found)[:top]:
+            results.append({"index": i, "relevance_score": relevance})
             if shown:
                 results[-1]["document"] = {"text": texts[i].text}
         usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
@@ -263,20 +268,25 @@ def _ranking(
     options = read_encode_options({**request, "role": "query"}, offer.dimensions)
     truncate = _flag(request, "truncate", True)
     every = [Text(asked, "query", "query"), *texts]
-    return Call(every, options, truncate, answer, for_index=False)
+    return Call(every, options, truncate, answer, for_index=False, ranks=True)
 
 
-def _ranked(found: Embedded) -> list[tuple[int, float]]:
-    """Rank documents by cosine similarity, best first, as (index, similarity); ties keep their
-    order.
+def _ranked(found: Embedded) -> list[tuple[int, float, float]]:
+    """Rank documents, best first, as (index, score, relevance from 0 to 1); ties keep their order.
 
-    Each row is summed alone: a product of matrices rounds equal rows otherwise at other places.
+    By cosines c, with the relevance (1 + c) / 2, or by a reranker's scores s, with the sigmoid of
+    s. Each row is summed alone: a product of matrices rounds equal rows otherwise at other places.
     """
-    query, *documents = found.order
-    products = (found.vectors * found.vectors[query]).sum(axis=1)
-    scores = np.clip(products, -1, 1)[documents]
+    if found.scores is None:
+        query, *documents = found.order
+        products = (found.vectors * found.vectors[query]).sum(axis=1)
+        scores = np.clip(products, -1, 1)[documents]
+        relevance = (1 + scores) / 2
+    else:
+        scores = found.scores.astype(np.float64)
+        relevance = 1 / (1 + np.exp(-scores))
     best = np.argsort(-scores, kind="stable")
-    return [(int(i), float(scores[i])) for i in best]
+    return [(int(i), float(scores[i]), float(relevance[i])) for i in best]
 
 
 def _texts(request: Mapping[str, Any], field: str, role: Role, offer: Offer) -> list[Text]:

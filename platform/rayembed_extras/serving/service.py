@@ -300,7 +300,7 @@ class EmbeddingService:
         rows = await self._batcher(tokens, [n + self._model.added_tokens for n in own])
         vectors = placed(np.stack(rows), options, space)
         if len(no_unit_vectors(vectors)):  # the numbers that are left may all be zero
-            raise _no_vector()
+            raise no_vector()
         return Embedded(vectors, order, sum(own[i] for i in order), truncated, space)
 
     async def _tokenize(
@@ -335,7 +335,7 @@ class EmbeddingService:
         self.counts.tokens += sum(cost(one) for one in batch)
         found: list[np.ndarray | BaseException] = list(vectors)
         for i in no_unit_vectors(vectors):
-            found[i] = _no_vector()
+            found[i] = no_vector()
         if wrong := sum(isinstance(one, BaseException) for one in found):
             _logger.error(
                 "%s: the model returned vectors that are not of length 1 for %d of %d texts",
@@ -363,7 +363,8 @@ class EmbeddingService:
                 )
 
 
-def _no_vector() -> ServiceError:
+def no_vector() -> ServiceError:
+    """Make the error of a text for which the model gives no finite numbers."""
     return ServiceError(
         500,
         "the model gives numbers that are not finite, or all zero, for a text of this request: its "

@@ -17,8 +17,9 @@ class CrossEncoderConfig(ArchitectureConfig):
     """An encoder that reads query and document together and gives one score (arXiv 1901.04085)."""
 
     architecture: ClassVar[str] = "crossrank.model:CROSS_ENCODER"
+    embeds: ClassVar[bool] = False
 
-    kind: Literal["cross_encoder"] = "cross_encoder"
+    kind: Literal["pair_scorer"] = "pair_scorer"
 
 
 class PairCrossEntropy(LossConfig):

@@ -57,7 +57,7 @@ class Pairs(EmbeddingObjective):
         """Return when the stage's loss is one of scores."""
         if not isinstance(stage.loss, PairCrossEntropy):
             raise ConfigError(
-                f"stages.{stage.name}.loss.kind is {stage.loss.kind!r}; a cross_encoder gives no "
+                f"stages.{stage.name}.loss.kind is {stage.loss.kind!r}; a pair_scorer gives no "
                 "embeddings, set it to pair_cross_entropy"
             )
 

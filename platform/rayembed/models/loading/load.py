@@ -226,13 +226,16 @@ def saved_widths(folder: Path) -> tuple[int, ...]:
     return (found.width(), *(found.config.offered_dimensions or ()))
 
 
-def check_loadable(folder: Path) -> ModelConfig:
+def check_loadable(folder: Path, *, embeds: bool = True) -> ModelConfig:
     """Check from its files that `load_model` can load the model; return its settings.
 
     Architecture, pooling and tokenizer are known, and there are weights, which are not read.
 
+    Args:
+        embeds: whether a model that gives no vectors is refused.
+
     Raises:
-        ArtifactError: as `load_model`.
+        ArtifactError: as `load_model`, or the model gives no vectors.
     """
     _check_is_model(folder)
     if (folder / SETTINGS_FILE).is_file():
@@ -254,6 +257,12 @@ def check_loadable(folder: Path) -> ModelConfig:
         found = published(folder)
         config, folders = found.config, {"backbone": found.transformer}
         found.check()
+    if embeds and not config.embeds:
+        raise ArtifactError(
+            f"the model in {str(folder)!r} is of the kind {config.kind!r}: it scores pairs of "
+            "query and document and gives no vectors, so it is no embedding model; use it as a "
+            "reranker (rayembed evaluate --reranker, data.datasets.NAME.mining.rescoring.model)"
+        )
     tokenizer = architecture_of(config).tokenizer(config, folders)
     stated = read_json(folders["backbone"] / "config.json")
     words = (stated.get("text_config") or stated).get("vocab_size")

@@ -135,22 +135,22 @@ def print_recipes(runs: Iterable[Run], *, out: TextIO) -> None:
     rows = []
     for run in runs:
         stages = " → ".join(f"{stage.name} {stage.length}" for stage in run.stages)
-        parts = " + ".join(map(_short, run.model.parts.values()))
+        parts = " + ".join(map(short_reference, run.model.parts.values()))
         rows.append([run.name, run.model.kind, parts, stages])
     console(out).print(Table(["recipe", "model", "backbone", "stages"], rows, title="Recipes"))
 
 
 def _needs(run: Run, counted: dict[str, str]) -> Table:
-    facts = {name: _short(part) for name, part in run.model.parts.items()} | counted
+    facts = {name: short_reference(part) for name, part in run.model.parts.items()} | counted
     teachers = {d.mining.teacher for d in run.data.datasets if d.mining is not None}
     if teachers:
-        facts["teacher for mining"] = ", ".join(sorted(map(_short, teachers)))
+        facts["teacher for mining"] = ", ".join(sorted(map(short_reference, teachers)))
     stored = {teacher.teacher for stage in run.stages for teacher in stage.teachers}
     if stored:
-        facts["teachers of vectors"] = ", ".join(sorted(map(_short, stored)))
+        facts["teachers of vectors"] = ", ".join(sorted(map(short_reference, stored)))
     of_states = {s.hidden_states.teacher for s in run.stages if s.hidden_states is not None}
     if of_states:
-        facts["teacher of hidden states"] = ", ".join(sorted(map(_short, of_states)))
+        facts["teacher of hidden states"] = ", ".join(sorted(map(short_reference, of_states)))
     facts["scores"] = _scores(run)
     facts |= auto_device(run.placement)
     facts["machines"] = machines(run.placement)
@@ -161,6 +161,8 @@ def _needs(run: Run, counted: dict[str, str]) -> Table:
 
 def _scores(run: Run) -> str:
     """Describe the tasks on which the run's models are scored, and these models."""
+    if not run.model.embeds:
+        return "of pairs, behind the embedder: this model gives no vectors"
     if not run.takes_scores:
         return "none: no tasks are named, and nothing is held out"
     evaluation = run.evaluation
@@ -171,7 +173,7 @@ def _scores(run: Run) -> str:
     models = ["untrained"] if evaluation.before_training else []
     models += [stage.name for stage in run.stages]
     models += [f"{evaluation.num_mixtures} mixtures"] if evaluation.num_mixtures else []
-    models += map(_short, evaluation.baselines)
+    models += map(short_reference, evaluation.baselines)
     if open_sets:
         on.append(f"those of {', '.join(open_sets)} with your data's language and kind")
     return f"of {', '.join(models)} on {', '.join(on)}"
@@ -215,7 +217,7 @@ def _datasets(run: Run) -> Table:
             dataset.name,
             dataset.task,
             number,
-            _short(dataset.source.summary),
+            short_reference(dataset.source.summary),
             _negatives(dataset),
         ]
         if held_out:
@@ -284,7 +286,7 @@ def _negatives(dataset: DatasetConfig) -> str:
     return ", ".join([mined, *(step.of_negatives for step in dataset.steps if step.of_negatives)])
 
 
-def _short(reference: str) -> str:
+def short_reference(reference: str) -> str:
     """Shorten a reference for a table: without its hash; one inside a package to the package's
     name.
     """

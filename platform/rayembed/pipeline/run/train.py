@@ -24,6 +24,7 @@ from rayembed.data.sources.check import check_files_at_hand
 from rayembed.data.sources.file_rows import ResolvedDataset
 from rayembed.display.progress import enter, overview
 from rayembed.display.tables import show
+from rayembed.errors import ConfigError
 from rayembed.evaluation.plots import loss_curve, score_bars
 from rayembed.evaluation.score import ModelScores
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey, score_csv, score_table
@@ -112,6 +113,12 @@ def train(run: Run, *, callbacks: Sequence[Callback] = ()) -> Outcome:
     Raises:
         RayembedError: what is wrong and what to do; the MLflow run is then marked as failed.
     """
+    if not run.model.embeds:
+        raise ConfigError(
+            f"the run {run.name!r} has model.kind {run.model.kind!r}, which gives no vectors, so "
+            "it cannot be scored and registered as an embedding model; train it with the job of "
+            "its kind (rayembed --help lists all)"
+        )
     with claimed_run(run, wait=False) as (claimed, folders):
         runtime = runtime_of(run.placement)
         guarded = [MIXTURES] if run.evaluation.guard is not None else []

@@ -5,7 +5,7 @@ Each of the functions below imports what it needs: `--help` takes no second, a d
 
 import argparse
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -17,7 +17,15 @@ from rayembed.data.plan.audit import folders_of, lineage
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.display.tables import Table, console
 from rayembed.errors import ConfigError
-from rayembed.pipeline.job import Job, JobContext, Reader, named_or_read, option
+from rayembed.pipeline.job import (
+    Job,
+    JobContext,
+    Option,
+    Reader,
+    Work,
+    named_or_read,
+    option,
+)
 from rayembed.pipeline.run.folders import plan_of
 from rayembed.recipes.catalogue import (
     OWN_CORPUS,
@@ -52,12 +60,21 @@ PAIRS = option(
 )
 
 
-def training_job(default_recipe: str | None) -> Job[Run]:
+def training_job(
+    default_recipe: str | None,
+    *,
+    own: tuple[Option, ...] = (),
+    take: Callable[[argparse.Namespace], None] | None = None,
+    work: Work[Run] | None = None,
+) -> Job[Run]:
     """Make the job that trains recipes, scores the model and registers it.
 
     Args:
         default_recipe: where the command names none; its architecture is the only one that the job
             trains. None: a command names a recipe of any architecture, or pairs.
+        own: further options of this job.
+        take: converts these options to a recipe and assignments, in place.
+        work: what the job does with its run; None: train, score and register an embedding model.
     """
     kind = None if default_recipe is None else get_recipe(default_recipe).model.kind
     read = Reader(
@@ -78,16 +95,18 @@ def training_job(default_recipe: str | None) -> Job[Run]:
 
     def run_of(args: argparse.Namespace) -> Run:
         if kind is None:
-            _take_pairs(args)
+            take_pairs(args, OWN_PAIRS)
+        if take is not None:
+            take(args)
         run = read(args)
         if kind is not None:
             check_job(run, kind)
         return of_stages(run, args.stages)
 
     return Job(
-        options=(*([PAIRS] if kind is None else []), *read.options, STAGE),
+        options=(*([PAIRS] if kind is None else []), *own, *read.options, STAGE),
         read=run_of,
-        run=_train,
+        run=work or _train,
         lists=("the recipes", partial(_list, kind)),
         shows=("the resolved run", "what it needs", _show),
         instead=[(SEND_METRICS, send_metrics), (trace, _trace)],
@@ -95,9 +114,12 @@ def training_job(default_recipe: str | None) -> Job[Run]:
     )
 
 
-def _take_pairs(args: argparse.Namespace) -> None:
+def take_pairs(args: argparse.Namespace, recipe: str) -> None:
     """Convert `--pairs FILE` to a recipe and a `--set` assignment, which later ones may
     override.
+
+    Args:
+        recipe: the recipe of own pairs, where none is named.
 
     Raises:
         ConfigError: neither pairs nor a recipe is named.
@@ -108,25 +130,34 @@ def _take_pairs(args: argparse.Namespace) -> None:
             "query and a positive in each row, --pairs FILE"
         )
     if args.pairs is not None:
-        args.recipe = args.recipe or OWN_PAIRS
+        args.recipe = args.recipe or recipe
         path = args.pairs if is_remote(args.pairs) else Path(args.pairs).expanduser().absolute()
         args.assignments = [f"data.datasets.pairs.source.path={path}", *args.assignments]
 
 
 def _train(run: Run, _: JobContext) -> None:
+    run = checked_at_hand(run)  # in a second; what follows imports torch, and perhaps Ray
+    from rayembed.pipeline.run.train import train
+
+    train(run)
+
+
+def checked_at_hand(run: Run) -> Run:
+    """Check a run's files, names and addresses, log warnings, and return the run as resolved.
+
+    Raises:
+        RayembedError: one of them is missing or wrong.
+    """
     from rayembed.pipeline.checks.files import check_at_hand
 
-    found = check_at_hand(run)  # in a second; what follows imports torch, and perhaps Ray
+    found = check_at_hand(run)
     for warning in found.warnings:
         logger.warning("%s", warning)
     from rayembed.pipeline.checks.network import unreachable
 
-    run = found.run
-    if problems := unreachable(run):
+    if problems := unreachable(found.run):
         raise ConfigError("\n".join(problems))
-    from rayembed.pipeline.run.train import train
-
-    train(run)
+    return found.run
 
 
 def _list(kind: str | None, context: JobContext) -> None:

@@ -57,7 +57,7 @@ def export(run: Run, weights: str | None, folder: str) -> None:
             starts = {name: resolve_model(at) for name, at in run.model.parts.items()}
             carry_compression(starts, model, place)
 
-    upload_model(folder, made_of, save)
+    upload_model(folder, made_of, save, embeds=run.model.embeds)
 
 
 def complete_model(folder: str) -> None:

@@ -140,7 +140,7 @@ def run_step(
 
     several = needed.passes > 1 or model.uses_context
     most = Tokens(needed.tokens, needed.tokens_of_pass)
-    keeps = _keeps_graphs(settings.grad_cache, passes, most, several=several)
+    keeps = keeps_graphs(settings.grad_cache, passes, most, several=several)
     method = backward_with_graphs if keeps else backward_with_cache
     loss = method(passes, loss_of, backward)
     mine = torch.cat([loss.detach().double().view(1), counts])
@@ -242,7 +242,7 @@ def _of_all_workers(
     return Needed(*most.tolist()), int(repeated[0]) if repeated else 0
 
 
-def _keeps_graphs(
+def keeps_graphs(
     setting: bool | GraphRoom, passes: Passes, tokens: Tokens, *, several: bool
 ) -> bool:
     """Whether to keep the autograd graphs of all passes; if not, GradCache recomputes them.

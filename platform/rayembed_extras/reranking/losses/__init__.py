@@ -1,0 +1,1 @@
+"""Losses over the scores of lists: a query's positive and its hard negatives, each in one file."""
