@@ -310,7 +310,7 @@ def _with_stored_vectors(
 def parts_to_write(
     files: PartFiles, compared: Sequence[Result]
 ) -> tuple[list[IndexPart], list[IndexPart]]:
-    """List the parts that a job writes, and those of them that an earlier try has finished.
+    """List the parts that a job writes, and which of them an earlier try has finished.
 
     Args:
         compared: differences of all parts.
