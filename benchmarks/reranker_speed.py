@@ -14,6 +14,7 @@ not counted. Run: python benchmarks/reranker_speed.py
 
 import argparse
 import json
+import os
 import random
 import resource
 import statistics
@@ -143,12 +144,23 @@ def main():
         found = bare(*given) if kind == "bare" else peer(*given, dtype)
         print("RATE", found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
         return
+    plain = dict(os.environ)  # rayembed's import changes it
+    from rayembed.machine.cores import num_cores
+    from rayembed.recipes.catalogue import get_recipe
+    from rayembed.training.train_function_on_ray import worker_environment
+
+    # The bare loop gets what the job's workers get: threads and allocator.
+    placement = get_recipe("reranker").placement.model_copy(
+        update={"threads_per_worker": num_cores()}
+    )
+    ours = {**plain, **worker_environment(placement)}
     seen = {side: [] for side in SIDES}
     for _ in range(args.rounds):
         for side in SIDES:
             command = [sys.executable, __file__, "--side", side]
             command += ["--batch", str(args.batch), "--steps", str(args.steps)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            given = ours if side == "bare" else plain
+            done = subprocess.run(command, capture_output=True, text=True, check=False, env=given)
             told = [line for line in done.stdout.splitlines() if line.startswith("RATE ")]
             if not told:
                 sys.exit(f"{side} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
