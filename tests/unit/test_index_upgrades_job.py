@@ -251,6 +251,18 @@ def test_a_half_filled_table_can_be_dropped(index, tmp_path, monkeypatch, capsys
     assert "docs refers to docs_3" in done.lines[-1]
 
 
+def test_a_killed_drop_is_finished_by_the_next(index, monkeypatch, capsys):
+    store, values = index
+    upgrades.upgrade(run_of(values), "backfill")
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryStore, "drop", None)
+        with pytest.raises(TypeError):
+            command(values, "--name docs --drop", capsys)
+    assert store.tables("docs") == ["docs_1", "docs_2"]
+    assert command(values, "--name docs --drop", capsys)[1] == "Dropped    docs_1\n"
+    assert store.tables("docs") == ["docs_2"]
+
+
 def test_a_backfill_stopped_before_the_switch_takes_later_updates_along(
     made, index, tmp_path, monkeypatch
 ):

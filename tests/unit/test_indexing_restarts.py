@@ -122,6 +122,10 @@ def test_a_first_job_that_a_check_refuses_leaves_nothing(model, tmp_path, monkey
     assert not folder.exists()
     with dies(monkeypatch, building, "write_manifest", 1):
         build_index(settings(tmp_path / "out", model, path))
+    there = sorted(folder.rglob("*.parquet"))
+    with pytest.raises(ConfigError, match="column"):  # what the killed one has read stays
+        build_index(settings(tmp_path / "out", model, path, documents__metadata=["nothing"]))
+    assert there == sorted(folder.rglob("*.parquet")) != []
     other = save_biencoder(tmp_path / "other", seed=5)
     assert len(build(settings(tmp_path / "out", other, path))[1]) == 12
 

@@ -280,8 +280,12 @@ def test_a_learnt_temperature_has_the_gradient_of_the_formula():
             rtol=1e-4,
             atol=1e-6,
         )
-    low = {"log_temperature": torch.tensor(math.log(0.001))}
-    assert stage.loss.temperature_of(low).item() == pytest.approx(0.01)
+    for sign, expected in ((1, 0), (-1, -0.01)):  # down from below the limit it goes no further
+        low = torch.tensor(math.log(0.001), requires_grad=True)
+        temperature = stage.loss.temperature_of({"log_temperature": low})
+        assert temperature.item() == pytest.approx(0.01)
+        (sign * temperature).backward()
+        assert low.grad.item() == pytest.approx(expected)
 
 
 def test_settings_that_are_off_stand_in_no_file():
@@ -307,10 +311,11 @@ def test_settings_that_are_off_stand_in_no_file():
         ({"partition": "per_direction"}, {}, "partition=joint"),
         ({"learnt_temperature": True, "temperature": 0.005}, {}, "begin with that or more"),
         (
-            {"directions": ["document_to_document"]},
+            {"directions": ["query_to_query"]},
             {"num_positives": 2},
-            r"\['document_to_document'\] compares the positive",
+            r"\['query_to_query'\] compares the one positive",
         ),
+        ({"false_negatives": {"by": "own"}}, {}, "needs loss.false_negatives.margin"),
         ({"kind": "siglip"}, {"num_positives": 2}, "'siglip' reads one positive of a row"),
         ({"focal": -1}, {}, "greater than or equal to 0"),
         ({"kind": "margin_mse", "infonce_weight": 0, "focal": 1}, {}, "focal: no effect"),

@@ -123,6 +123,7 @@ def test_sums_of_bfloat16_are_taken_in_float32():
         ("slerp", 2, (1.5,), "must be between 0 and 1, but is 1.5"),
         ("task_arithmetic", 2, (0.5, 0.5), "after the base, which comes first"),
         ("ties", 3, (0.5,), "after the base, which comes first"),
+        ("ties", 3, (0.5, -0.5), "must be above 0, but one is -0.5"),
     ],
 )
 def test_wrong_shares_are_refused(method, number, shares, words):

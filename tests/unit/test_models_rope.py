@@ -1,5 +1,7 @@
 """Base and scaling of rotary position embeddings, by the formula and through a saved model."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -53,6 +55,21 @@ def test_yarn_keeps_the_fastest_and_stretches_the_slowest(tmp_path):
     assert (found >= plain / 4 - 1e-7).all()
     torch.testing.assert_close(found[0], plain[0])
     assert model.config.max_position_embeddings == 4 * POSITIONS
+
+
+def test_a_scaling_of_pretraining_is_not_replaced(tmp_path):
+    folder = save_decoder(tmp_path, "llama")
+    path = folder / "config.json"
+    settings = json.loads(path.read_text())
+    for scaling in (
+        {"rope_type": "linear", "factor": 8.0},
+        {"rope_type": "dynamic", "factor": 2.0},
+    ):
+        rope = {"rope_theta": 10_000.0, **scaling}
+        path.write_text(json.dumps({**settings, "rope_parameters": rope}))
+        with pytest.raises(ConfigError, match=rf"the scaling '{scaling['rope_type']}' that"):
+            loaded(folder, {"factor": 2.0})
+        loaded(folder, {"base": 500.0})
 
 
 def test_states_are_those_of_transformers_own_model(tmp_path):

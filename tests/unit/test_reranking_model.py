@@ -5,6 +5,7 @@ import logging
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import transformers
 from sentence_transformers import CrossEncoder as Theirs
@@ -107,6 +108,17 @@ def test_an_encoder_gets_a_new_layer_and_says_so(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         build_model(config(folder), save_scorer(tmp_path / "reranker"), seed=1)
     assert "random" not in caplog.text
+
+
+def test_a_reranker_without_its_scoring_layer_gives_no_scores(tmp_path):
+    folder = save_scorer(tmp_path / "reranker")
+    path = folder / "model.safetensors"
+    weights = safetensors.torch.load_file(path)
+    kept = {name: tensor for name, tensor in weights.items() if "classifier" not in name}
+    assert len(kept) < len(weights)
+    safetensors.torch.save_file(kept, path, {"format": "pt"})
+    with pytest.raises(ArtifactError, match=r"lacks 2 weights, such as 'classifier.bias'"):
+        load_model(folder)
 
 
 def test_a_classifier_of_several_labels_is_refused(tmp_path):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rayembed.config.loss import LossConfig, Need
 from rayembed.config.settings import Settings
@@ -44,7 +44,18 @@ class FalseNegatives(Settings):
     margin: float = 0.0
     """A document is left out if its score exceeds the positive's by more than this. Below 0 also
     those are left out that come near the positive (-0.05 in NV-Retriever, arXiv 2407.15831); with
-    0.1 only those far above it (Qwen3 Embedding, arXiv 2506.05176)."""
+    0.1 only those far above it (Qwen3 Embedding, arXiv 2506.05176). `own` needs one: with 0 the
+    model would learn nothing of a negative that it ranks too high."""
+
+    @model_validator(mode="after")
+    def _own_has_a_margin(self) -> FalseNegatives:
+        if self.by == "own" and "margin" not in self.model_fields_set:
+            raise ValueError(
+                "loss.false_negatives.by=own needs loss.false_negatives.margin: without it every "
+                "negative that the model ranks above the positive is left out; set it to 0.1, for "
+                "instance"
+            )
+        return self
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class WithInfoNCE(Contrastive):
         """Return the current temperature of InfoNCE."""
         if not self.learnt_temperature:
             return self.initial_temperature
-        return parameters[_LOG_TEMPERATURE].clamp(min=math.log(SMALLEST_TEMPERATURE)).exp()
+        return _at_least(parameters[_LOG_TEMPERATURE], math.log(SMALLEST_TEMPERATURE)).exp()
 
     def check_batch(self, in_batch_negatives: bool, num_negatives: int, num_positives: int) -> None:
         """Check that there are other rows for the directions, hard negatives for their weight, and
@@ -109,12 +109,11 @@ class WithInfoNCE(Contrastive):
                 "batch.in_batch_negatives=false keeps rows apart; set it to true, or set "
                 "loss.directions=[]"
             )
-        of_document = [one for one in self.directions if one != "query_to_query"]
-        if of_document and num_positives > 1:
+        if self.directions and num_positives > 1:
             raise ValueError(
-                f"loss.directions={of_document} compares the positive of a row, but "
-                f"batch.num_positives is {num_positives}; set it to 1, or leave "
-                "query_to_query alone in loss.directions"
+                f"loss.directions={list(self.directions)} compares the one positive that a row "
+                f"trains, but batch.num_positives is {num_positives}; set it to 1, or set "
+                "loss.directions=[]"
             )
         if self.marks_hard_negatives and not num_negatives:
             raise ValueError(
@@ -193,6 +192,17 @@ class InfoNCE(WithInfoNCE):
     ) -> Float[Tensor, " B"]:
         """Compute the loss of each query; see `info_nce`."""
         return self.info_nce_of(queries_BD, candidates, parameters)
+
+
+def _at_least(value: Float[Tensor, ""], bound: float) -> Float[Tensor, ""]:
+    """Limit a value from below; below the bound its gradient is kept where it leads up again."""
+    limited = value.detach().clamp(min=bound)
+    if not value.requires_grad:
+        return limited
+    passed = limited + (value - value.detach())  # the identity's gradient
+    is_below = value.detach() < bound
+    passed.register_hook(lambda gradient: gradient.where(~is_below, gradient.clamp(max=0)))
+    return passed
 
 
 def info_nce(

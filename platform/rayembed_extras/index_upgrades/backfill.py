@@ -19,7 +19,7 @@ from rayembed.assets.storage import exists, join, read_bytes, remove_folder, wri
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, DataError
 from rayembed_extras.index_upgrades.settings import UpgradeRun
-from rayembed_extras.index_upgrades.switch import OpenIndex, open_index, point
+from rayembed_extras.index_upgrades.switch import SOURCE, OpenIndex, open_index, point
 from rayembed_extras.indexing.build import build_index
 from rayembed_extras.indexing.documents import (
     IndexPiece,
@@ -115,7 +115,7 @@ def backfill(run: UpgradeRun, storage: str, weights: str) -> tuple[str, ...]:
     with closing(index.store):
         check_backfill(run, index.record)
         table = index.next_table(weights)
-        source = join(index.folder, table, "source")
+        source = join(index.folder, table, SOURCE)
         if run.documents is None:
             if not _is_written(index, source):
                 _write_documents(index, source)

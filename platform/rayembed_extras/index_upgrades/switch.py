@@ -1,5 +1,6 @@
 """Read and change what an index's name refers to: record an adapter, roll back, drop old tables."""
 
+import logging
 import time
 from contextlib import closing
 from dataclasses import dataclass
@@ -29,6 +30,12 @@ from rayembed_extras.indexing.store import VectorStore
 
 ADAPTERS = "adapters"
 """Folder of an index with a folder for each map of a newer model."""
+
+
+logger = logging.getLogger(__name__)
+
+SOURCE = "source"
+"""Folder of a new table with the documents out of the store, for a backfill."""
 
 
 @dataclass(frozen=True)
@@ -300,7 +307,11 @@ def mended(storage: str, name: str) -> Manifest:
     """
     manifest = known_index(storage, name)
     with closing(open_store(manifest)) as store:
-        return followed(storage, manifest, store)
+        after = followed(storage, manifest, store)
+    if after.current != manifest.current:
+        logger.info("the switch of a killed job is finished: %s refers to %s", name, after.current)
+        remove_folder(join(folder_of(storage, name), str(after.current), SOURCE))
+    return after
 
 
 def drop_tables(storage: str, name: str) -> list[str]:
@@ -319,16 +330,18 @@ def drop_tables(storage: str, name: str) -> list[str]:
             raise ConfigError(
                 f"the index {name!r} has one table alone, {index.table!r}; none to drop"
             )
-        tables = {index.table: index.record}
+        tables = dict(index.manifest.tables)
         last = last_number(index.manifest)
-        kept = index.manifest.model_copy(
-            update={"before": None, "tables": tables, "last_number": last}
-        )
-        write_manifest(storage, kept)  # first, so that no record names a table that is gone
+        kept = index.manifest.model_copy(update={"before": None, "last_number": last})
+        for table in others:  # first, so that no record calls a table complete that is gone
+            tables[table] = tables[table].model_copy(update={"complete": False})
         for table in others:
+            write_manifest(storage, kept.model_copy(update={"tables": dict(tables)}))
             # Before the table, so that no ledger is left of rows that are gone.
             remove_folder(join(index.folder, table))
             index.store.drop(table)
+            del tables[table]
+        write_manifest(storage, kept.model_copy(update={"tables": tables}))
         return others
 
 

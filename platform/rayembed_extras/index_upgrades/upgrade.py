@@ -146,7 +146,8 @@ def upgrade(run: UpgradeRun, road: Road | None = None) -> Upgraded:
     """
     storage = storage_of(run)
     with locked(storage, run.name):
-        before = mended(storage, run.name)
+        before = known_index(storage, run.name)
+        mended(storage, run.name)
         index = open_index(storage, run.name)
         with closing(index.store):  # a folder of Qdrant opens once
             checked = _check(run, index, road)

@@ -10,7 +10,7 @@ from typing import Self, cast
 from rayembed.assets.storage import is_remote, join, list_files, remove_folder
 from rayembed.data.engine.work_items import Result
 from rayembed.data.sources.files import FilePiece
-from rayembed.errors import ArtifactError, ConfigError, DataError, StorageFullError
+from rayembed.errors import ArtifactError, ConfigError, DataError, StorageError, StorageFullError
 from rayembed.models.loading.files import weights_fingerprint
 from rayembed.models.loading.load import check_loadable, saved_widths, tokenizer_of
 from rayembed.pipeline.storage import placed
@@ -199,16 +199,20 @@ class CheckedIndex:
 
 @contextmanager
 def nothing_left(run: IndexRun) -> Iterator[None]:
-    """Remove what a job has written of an index that it does not begin, as a check refuses it."""
+    """Remove what a job has written of an index that it does not begin, as a check refuses it; what
+    an earlier job has read stays, and so does this one's where the storage did not answer.
+    """
     storage = run.placement.storage_path
     folder = folder_of(storage, run.name)
+    table = join(folder, f"{run.name}_1")
+    # What a job that was killed has read, or a record that is lost has written.
+    had_begun = bool(list_files(table, recursive=True))
     try:
         yield
-    except (ConfigError, DataError, ArtifactError, StorageFullError):
-        if read_manifest(storage, run.name) is None:
-            table = join(folder, f"{run.name}_1")
-            if not list_files(join(table, "ledger"), recursive=False):  # of a record that is lost
-                remove_folder(table)
+    except (ConfigError, DataError, ArtifactError) as error:
+        may_pass = isinstance(error, StorageError) and not isinstance(error, StorageFullError)
+        if not had_begun and not may_pass and read_manifest(storage, run.name) is None:
+            remove_folder(table)
             if not is_remote(folder):  # elsewhere there are no empty folders
                 for path in (Path(folder, "store"), Path(folder)):
                     with suppress(OSError):

@@ -31,6 +31,7 @@ from rayembed.models.loading.backbones import (
     torch_dtype,
 )
 from rayembed.models.loading.files import read_json, write_json
+from rayembed.models.loading.rope import set_rope
 from rayembed.models.loading.saved_folder import SETTINGS_FILE
 from rayembed.models.loading.sentence_folder import stated_dtype
 from rayembed.models.tokens import pretrained_tokenizer
@@ -161,7 +162,7 @@ class CrossEncoderArchitecture(Architecture):
         folder = Path(config.backbone.path)
         backbone = config.backbone.model_copy(update={"dtype": dtype})
         config = config.model_copy(update={"backbone": backbone})
-        model = load_scorer(folder, backbone)
+        model = load_scorer(folder, backbone, is_trained=True)
         tokenizer = self.tokenizer(config, {"backbone": folder})
         return CrossEncoderModel(config, model, tokenizer).eval()
 
@@ -170,14 +171,17 @@ class CrossEncoderArchitecture(Architecture):
         return []
 
 
-def load_scorer(folder: Path, config: BackboneConfig) -> Any:
+def load_scorer(folder: Path, config: BackboneConfig, *, is_trained: bool = False) -> Any:
     """Load a model of transformers that gives a text one score, in the config's dtype.
 
     Layers that score and are missing start from random numbers, drawn from the global CPU
     generator, whose state stays as it was.
 
+    Args:
+        is_trained: whether such layers are refused, because the model is not trained next.
+
     Raises:
-        ArtifactError: no such model, damaged, or weights of the encoder missing.
+        ArtifactError: no such model, damaged, or weights missing.
         ConfigError: a classifier of several labels, or a dropout that the family does not have.
     """
     import transformers
@@ -200,7 +204,7 @@ def load_scorer(folder: Path, config: BackboneConfig) -> Any:
     except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
         raise ArtifactError(f"cannot load the model in {str(folder)!r}: {error}") from error
     lacking = sorted(report["missing_keys"])
-    fresh = [name for name in lacking if _is_head(model, name)]
+    fresh = [] if is_trained else [name for name in lacking if _is_head(model, name)]
     if missing := [name for name in lacking if name not in fresh]:
         raise ArtifactError(
             f"the model in {str(folder)!r} lacks {len(missing)} weights, such as {missing[0]!r}; "
@@ -235,6 +239,8 @@ def _settings(folder: Path, config: BackboneConfig) -> Any:
         )
     settings.num_labels = 1
     set_dropout(settings, config)
+    if config.rope is not None:
+        set_rope(settings, config.rope)
     for name in _HEAD_DROPOUT:
         if getattr(settings, name, None) is not None:
             setattr(settings, name, config.hidden_dropout)

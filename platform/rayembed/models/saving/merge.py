@@ -248,6 +248,11 @@ def check_shares(method: Method, number: int, shares: Sequence[float] | None) ->
         )
     if method == "linear" and abs(sum(shares) - 1) > 1e-6:
         raise ConfigError(f"the shares of a linear merge must sum to 1, but sum to {sum(shares):g}")
+    if method == "ties" and min(shares) <= 0:
+        raise ConfigError(
+            f"the shares of a TIES merge must be above 0, but one is {min(shares):g}; to subtract "
+            "a model, use the method task_arithmetic"
+        )
     if method == "slerp" and not 0 <= shares[0] <= 1:
         raise ConfigError(f"the share of a slerp must be between 0 and 1, but is {shares[0]:g}")
     return tuple(shares)

@@ -40,7 +40,8 @@ def lambda_loss(
     import torch
     from torch.nn.functional import softplus
 
-    order_LM = scores_LM.detach().masked_fill(~there_LM, -math.inf).argsort(1, descending=True)
+    found_LM = scores_LM.detach().masked_fill(~there_LM, -math.inf)
+    order_LM = found_LM.argsort(dim=1, descending=True, stable=True)
     ranks_LM = order_LM.argsort(dim=1).to(scores_LM.dtype) + 1
     discount_LM = 1 / torch.log2(1 + ranks_LM)
     places_M = torch.arange(scores_LM.shape[1], device=scores_LM.device)
