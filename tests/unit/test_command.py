@@ -65,7 +65,9 @@ def test_every_script_starts_a_job_of_the_command():
             pytest.raises(SystemExit),
         ):
             runpy.run_path(str(path), run_name="__main__")
+    rerankers = "train_reranker"  # has a job of its own
     others = [path for path in SCRIPTS if path.stem.startswith("train_")]
+    others = [path for path in others if path.stem != rerankers]
     assert len(started) == len(SCRIPTS) - len(others)
     alone = {name for name, command in JOBS.members().items() if command not in started}
     assert alone <= {"train", "completion"}

@@ -147,7 +147,6 @@ def test_blocks_and_widths_change_nothing(name, monkeypatch):
 
 SEVERAL = {
     "plain": {},
-    "query_to_query": SETTINGS["query_to_query"],
     "weighted": {"hardness": {}, "focal": 0.5, "false_negatives": OWN},
 }
 
@@ -156,8 +155,6 @@ SEVERAL = {
 @pytest.mark.parametrize("in_batch", [True, False])
 @pytest.mark.parametrize("number", [2, 3])
 def test_all_positives_of_a_row_are_each_compared_with_its_negatives(name, in_batch, number):
-    if name == "query_to_query" and not in_batch:
-        return
     records = made_up_records(PAIRS)
     records[4] = dataclasses.replace(records[4], positives=("one", "two", "one", "three", "four"))
     vectors = Vectors(records)

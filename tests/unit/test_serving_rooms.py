@@ -1,5 +1,7 @@
 """A server does as other rooms do: its devices, number types, room in memory, instructions."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -58,7 +60,10 @@ def test_copies_that_may_still_be_started_need_a_gpu_too(gpus_there, most, expec
 def test_a_server_on_a_gpu_rounds_products_by_name_alone(monkeypatch, tmp_path):
     folder, seen = save_encoder(tmp_path / "plain"), []
     monkeypatch.setattr(torch, "set_float32_matmul_precision", seen.append)
-    monkeypatch.setattr(on_ray, "load_model", lambda _, *, dtype, device: seen.append(dtype))
+    loaded = SimpleNamespace(config=SimpleNamespace(embeds=True))
+    monkeypatch.setattr(
+        on_ray, "load_model", lambda _, *, dtype, device: seen.append(dtype) or loaded
+    )
     monkeypatch.setattr(on_ray, "EmbeddingService", lambda *_, **__: None)
     for use_gpu, dtype in ((True, "tf32"), (False, "tf32"), (True, "float32")):
         model = {"model": str(folder), "name": "m", "use_gpu": use_gpu, "dtype": dtype}

@@ -201,7 +201,11 @@ def _at_least(value: Float[Tensor, ""], bound: float) -> Float[Tensor, ""]:
         return limited
     passed = limited + (value - value.detach())  # the identity's gradient
     is_below = value.detach() < bound
-    passed.register_hook(lambda gradient: gradient.where(~is_below, gradient.clamp(max=0)))
+
+    def leads_up(gradient: Tensor) -> Tensor:
+        return gradient.where(~is_below, gradient.clamp(max=0))
+
+    passed.register_hook(leads_up)  # type: ignore[no-untyped-call]
     return passed
 
 

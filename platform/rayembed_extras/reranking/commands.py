@@ -4,7 +4,7 @@ from rayembed.jobs.table import TRAIN, Command
 
 TRAIN_RERANKER = Command(
     TRAIN,
-    "Train a reranker on your own pairs, and score it behind the embedder that it will serve.\n\n"
+    "Train a reranker on your own pairs, and score it behind its embedder.\n\n"
     "The embedder mines hard negatives; a cross-encoder learns to rank a query's positive above "
     "them. The held-out part of the pairs shows the embedder's order against the reranked one.",
     "rayembed_extras.reranking.job:run_reranker_job",
