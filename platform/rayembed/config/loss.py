@@ -61,7 +61,7 @@ class LossConfig(Settings):
         none.
 
         They have a group of their own in the optimiser (`optimizer.loss_learning_rate`), stand in
-        checkpoints, start anew in each stage and are no part of the trained model.
+        checkpoints, start again in each stage and do not belong to the trained model.
         """
         return ()
 

@@ -131,18 +131,18 @@ def without_loading_report() -> Iterator[None]:
     has_bar = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     names = ("transformers.modeling_utils", "transformers.distributed.tensor_parallel")
-    told = [logging.getLogger(name) for name in names]
+    loggers = [logging.getLogger(name) for name in names]
 
     def errors(record: logging.LogRecord) -> bool:
         return record.levelno >= logging.ERROR
 
     # Not a level: each time one is set, Python empties the caches of all loggers, thousands here.
-    for logger in told:
+    for logger in loggers:
         logger.addFilter(errors)
     try:
         yield
     finally:
-        for logger in told:
+        for logger in loggers:
             logger.removeFilter(errors)
         if has_bar:
             transformers_logging.enable_progress_bar()

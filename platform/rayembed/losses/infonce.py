@@ -37,7 +37,8 @@ class Hardness(Settings):
     EmbeddingGemma uses 5 for hard negatives, LLaVE 9 for all."""
     of: Literal["hard", "all"] = "hard"
     """Negatives that are weighted. `hard`: the query's own hard negatives (EmbeddingGemma, arXiv
-    2509.20354). `all`: all negatives (LLaVE, arXiv 2503.04812)."""
+    2509.20354). `all`: all candidates but the positive (LLaVE, arXiv 2503.04812), without texts of
+    further directions."""
 
 
 class WithInfoNCE(Contrastive):
@@ -96,8 +97,8 @@ class WithInfoNCE(Contrastive):
         return _at_least(parameters[_LOG_TEMPERATURE], math.log(SMALLEST_TEMPERATURE)).exp()
 
     def check_batch(self, in_batch_negatives: bool, num_negatives: int, num_positives: int) -> None:
-        """Check that there are other rows for the directions, hard negatives for their weight, and
-        one positive where its direction has others.
+        """Check that there are other rows and a single positive for the directions, and hard
+        negatives for their weight.
 
         Raises:
             ValueError: there are not.

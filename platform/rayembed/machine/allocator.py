@@ -20,7 +20,7 @@ _KEPT = {
     _MMAP_MAX: 0,
 }
 """All blocks of a step lie in the heap, whose end is not returned: also those of 32 MiB and more,
-such as the fp32 gradient of an embedding table, which each micro-batch allocates anew."""
+such as the fp32 gradient of an embedding table, which each micro-batch allocates again."""
 
 
 def give_back_freed_memory() -> None:

@@ -58,9 +58,7 @@ def train_on_pairs(
         ),
     }
     if share != 0.1:
-        held_out = {"share": share}
-        found |= {f"{_DATASET}.held_out.{n}": value for n, value in held_out.items() if value}
-        found |= {} if share else {f"{_DATASET}.held_out": None}
+        found |= {f"{_DATASET}.held_out.share": share} if share else {f"{_DATASET}.held_out": None}
     if embedder is not None:
         found[f"{_DATASET}.mining.teacher"] = reference_of(embedder)
     if loss is not None:

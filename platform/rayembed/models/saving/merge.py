@@ -48,7 +48,7 @@ def merge_models(
 
     Its settings, tokenizer and prompts are those of the last model, for a base that is merged with
     its fine-tuned model stands first. One model is in memory at a time, beside the sum, both in
-    float32.
+    float32; for `dare` the base besides, and for `ties` up to ten times a model.
 
     Args:
         references: asset references of models, in the order of the shares.
@@ -172,6 +172,7 @@ def _merge_changes(
             sums[name][1] += share * kept.clamp(max=0)
             sums[name][2] += share * (kept > 0)
             sums[name][3] += share * (kept < 0)
+        del changes, change, kept  # before the next model is read
     for name, (positive, negative, of_positive, of_negative) in sums.items():
         up = positive + negative >= 0
         total = torch.where(up, positive, negative)
